@@ -93,7 +93,7 @@ class InvalidRequest(Problem):
         errors = [
             msgspec.structs.replace(
                 error,
-                loc=tuple(encodable(it) if isinstance(it, str) else it for it in error.loc),
+                loc=tuple(encodable(part) if isinstance(part, str) else part for part in error.loc),
             )
             for error in errors
         ]

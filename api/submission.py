@@ -156,7 +156,7 @@ class Submitter:
         spec, slug = completed.spec, "checkpoints-of-another-mode"
         wanted = {"batch_size": spec.effective_batch_size, "seed": spec.seed}
         wanted["virtual_shards"] = spec.virtual_shards
-        wanted = {name: it for name, it in wanted.items() if name not in spec.left_to_script}
+        wanted = {name: value for name, value in wanted.items() if name not in spec.left_to_script}
         try:
             refuse_other_mode(source, spec.mode)
             slug = "checkpoints-of-another-schedule"
@@ -208,7 +208,7 @@ def _check_hosts(job_id: JobId, spec: JobSpec, cluster: Cluster) -> None:
     except InvalidDescription as error:
         raise invalid_field("body", "hosts", str(error)) from error
     anywhere = place(cluster, [RankRequest(job_id, spec)] * spec.world_size)
-    if missing := [it for it in anywhere if it.chosen is None]:
+    if missing := [placement for placement in anywhere if placement.chosen is None]:
         raise invalid_field(
             "body",
             "world_size",
@@ -248,8 +248,8 @@ def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str 
 def _snapshot(completed: Completed, cluster: Cluster, copy: Path | None) -> JobSpec:
     """Copy the code of a job and return the job with its script there, or refuse it."""
     spec, script, command = completed.spec, completed.script, list(completed.spec.command or ())
-    allowed = spec.hosts or [it.name for it in cluster.nodes]
-    others = (it for it in cluster.nodes if it.transport != "local" and it.name in allowed)
+    allowed = spec.hosts or [node.name for node in cluster.nodes]
+    others = (node for node in cluster.nodes if node.transport != "local" and node.name in allowed)
     if spec.engine != "local" and (spec.scheduled_hosts or any(others)):
         words = "ranks may run on other hosts, which do not have the snapshot: leave it out"
         raise invalid_field("body", "code", words)
@@ -294,7 +294,8 @@ def _check_data(
 
 def _refuse_unwritable(checkpoint_dir: Path) -> None:
     """Refuse a directory that a rank cannot make, or in which it cannot save."""
-    place = next(it for it in (checkpoint_dir, *checkpoint_dir.parents) if os.path.lexists(it))
+    places = checkpoint_dir, *checkpoint_dir.parents
+    place = next(place for place in places if os.path.lexists(place))
     try:
         TemporaryFile(dir=place).close()  # os.access() says yes to root, even in /proc
     except OSError as error:

@@ -242,11 +242,11 @@ def member_list(
     if job.spec.mode == "independent":
         ranks = every_rank(started, job.world_size)
         workers = [_rank_view(job.spec, worker, now) for worker in ranks]
-        active, is_changing = sum(it.pid is not None for it in workers), False
+        active, is_changing = sum(worker.pid is not None for worker in workers), False
     else:
         attempts = {(worker.rank, worker.attempt): worker for worker in started}
         workers = [_member_view(one, attempts.get((one.rank, one.attempt)), now) for one in members]
-        states = Counter(it.state for it in workers)
+        states = Counter(worker.state for worker in workers)
         active = states[WorkerState.ACTIVE]
         is_moving = bool(states[WorkerState.SYNCING] or states[WorkerState.DRAINING])
         is_changing = job.status in _HAS_POOL and (is_moving or active != job.world_size)
@@ -255,7 +255,9 @@ def member_list(
         world_size=job.world_size,
         active=active,
         is_changing=is_changing,
-        agents=[AgentView(host=host_shown(it.host, node), state=it.state) for it in agents],
+        agents=[
+            AgentView(host=host_shown(agent.host, node), state=agent.state) for agent in agents
+        ],
         workers=workers,
     )
 

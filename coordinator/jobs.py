@@ -42,14 +42,14 @@ from muster.runtime.exit_report import find_exit_record
 
 Result = TypeVar("Result")
 
-BLIND_LOOK_SECONDS: Final = 0.5
-"""Between looks at a database that cannot tell whether anything has changed."""
+BLIND_READ_SECONDS: Final = 0.5
+"""Between reads of a database that cannot tell whether anything has changed."""
 
 
 class JobTable:
     """All unfinished jobs by uid, in the order of submission.
 
-    Level-triggered: what the API wrote is found by looking at all unfinished rows. A look costs
+    Level-triggered: what the API wrote is found by reading all unfinished rows, which costs
     microseconds while the database has not changed.
     """
 
@@ -67,12 +67,14 @@ class JobTable:
         # Of the members of a group the first one saves.
         own_first = sorted(cluster.nodes, key=lambda node: node.transport != "local")
         self._hosts = {
-            it.name: AgentSnapshot(host=it.name, is_local=it.transport == "local", order=order)
-            for order, it in enumerate(own_first)
+            node.name: AgentSnapshot(
+                host=node.name, is_local=node.transport == "local", order=order
+            )
+            for order, node in enumerate(own_first)
         }
-        self._rows: Sequence[Job] = ()  # of the last look
+        self._rows: Sequence[Job] = ()  # of the last read
         self._seen: int | None = None
-        self._next_blind_look = 0.0
+        self._next_blind_read = 0.0
 
     def files(self, uid: JobUid) -> JobFiles:
         """Return where a job's files lie on this host."""
@@ -96,11 +98,13 @@ class JobTable:
         # A queued job has no processes.
         started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
         found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
-        looks = (
-            lifecycle.find(self._snapshot_of(it, now, hosts=self._hosts_of(it.job)), it.agents)
-            for it in found
+        searches = (
+            lifecycle.find(
+                self._snapshot_of(rows, now, hosts=self._hosts_of(rows.job)), rows.agents
+            )
+            for rows in found
         )
-        for rows, agents in zip(found, await asyncio.gather(*looks), strict=True):
+        for rows, agents in zip(found, await asyncio.gather(*searches), strict=True):
             self.tracked[rows.job.uid] = self._inherit(rows, agents, now)
         jobs = list(self.tracked.values())
         await wait_for_database(lambda: self._refresh(now))
@@ -126,13 +130,13 @@ class JobTable:
         )
         return [job for job in jobs if job.agents]
 
-    async def look(self, now: Moment) -> None:
-        """Take in what was written since the last look. Raises `DatabaseUnavailable`."""
+    async def read_changes(self, now: Moment) -> None:
+        """Take in what was written since the last read. Raises `DatabaseUnavailable`."""
         changes = self._database.changes()
         if changes is None:
-            if time.monotonic() < self._next_blind_look:
+            if time.monotonic() < self._next_blind_read:
                 return
-            self._next_blind_look = time.monotonic() + BLIND_LOOK_SECONDS
+            self._next_blind_read = time.monotonic() + BLIND_READ_SECONDS
         elif changes == self._seen:
             return
         await self._refresh(now)
@@ -264,7 +268,7 @@ def _track(
     known = {row.host: row for row in rows.agents if row.host in agents}
     attachment = Attachment(
         started_at=rows.job.started_at,
-        agents={host: it.record for host, it in agents.items() if it.record is not None},
+        agents={host: agent.record for host, agent in agents.items() if agent.record is not None},
         tokens_sha256={host: row.token_sha256 for host, row in known.items() if row.token_sha256},
         master_port=rows.job.master_port,
         numeric_environment=rows.job.numeric_environment,
@@ -279,7 +283,7 @@ def _track(
         takes_code=not rows.ranks,
         kept_code=snapshot.code.files,
         # What the coordinator before us has not done is dropped: it may have done it.
-        faults_seen=max((it.number for it in rows.job.faults), default=0),
+        faults_seen=max((fault.number for fault in rows.job.faults), default=0),
     )
     # A living agent reports the ends itself.
     alone = [row for row in rows.ranks if row.host not in agents]
@@ -295,8 +299,8 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
         grace = row.stop_grace_seconds
         grace = row.spec.stop_grace_seconds if grace is None else grace
         job.observe(actions.StopRequested(request=row.stop_request, grace_seconds=grace), now)
-    job.faults += [it for it in row.faults if it.number > job.faults_seen]
-    job.faults_seen = max((it.number for it in row.faults), default=0)
+    job.faults += [fault for fault in row.faults if fault.number > job.faults_seen]
+    job.faults_seen = max((fault.number for fault in row.faults), default=0)
     for worker_id in frozenset(departures) - job.leaving:
         job.leaving |= {worker_id}
         job.observe(actions.LeaveRequested(worker_id=worker_id), now)
@@ -306,7 +310,7 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
         pause_requested=row.pause_request,
         checkpoint_requests=row.checkpoint_requests,
     )
-    if any(getattr(job.snapshot, name) != it for name, it in asdict(wanted).items()):
+    if any(getattr(job.snapshot, name) != value for name, value in asdict(wanted).items()):
         job.observe(wanted, now)
 
 
@@ -316,4 +320,4 @@ async def wait_for_database(read: Callable[[], Awaitable[Result]]) -> Result:
         try:
             return await read()
         except DatabaseUnavailable:
-            await asyncio.sleep(BLIND_LOOK_SECONDS)
+            await asyncio.sleep(BLIND_READ_SECONDS)

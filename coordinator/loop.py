@@ -228,11 +228,11 @@ class CoordinatorLoop:
             self.wake()
 
     def wake(self) -> None:
-        """Look at the rows now."""
+        """Read the rows now."""
         self._woken.set()
 
     def wake_soon(self) -> None:
-        """Look at the rows at once, or after the pause that follows a long round.
+        """Read the rows at once, or after the pause that follows a long round.
 
         With thousands of jobs a round takes long, and their submission needs the machine as well.
         """
@@ -277,13 +277,13 @@ class CoordinatorLoop:
                 await self._wait()
                 began = self._clock()
                 self._lifecycle.raise_error()
-                is_urgent = any(isinstance(it, RankDied) for _, it, _ in self._inbox)
+                is_urgent = any(isinstance(message, RankDied) for _, message, _ in self._inbox)
                 self._fold_inbox()
                 if is_urgent and self._plan():
                     # The exit of the rank follows within milliseconds: one commit is for both.
                     asyncio.get_running_loop().call_later(EXIT_SECONDS, self.wake)
                     continue
-                await self._look_around()
+                await self._read_and_admit()
                 await self._act()
                 now = self._clock()
                 if now - began > LONG_ROUND_SECONDS:
@@ -335,12 +335,12 @@ class CoordinatorLoop:
                 if isinstance(observation, AgentConnected):
                     job.repeat_to.add(observation.host)
 
-    async def _look_around(self) -> None:
+    async def _read_and_admit(self) -> None:
         """Take in what the API wrote, and admit jobs for which there is room."""
         self._lifecycle.note_starved(self._jobs.tracked.values(), self._clock())
         if self._failing_since is None:  # otherwise the next commit tells if the database is back
             with suppress(DatabaseUnavailable):
-                await self._jobs.look(self._now())
+                await self._jobs.read_changes(self._now())
             for job in self._jobs.tracked.values():
                 self._executor.inject_faults(job)
         if not self._is_draining:

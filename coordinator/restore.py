@@ -99,7 +99,7 @@ def snapshot_of(
         # One of before there was a description is on this host.
         unknown = AgentSnapshot(host=row.host, is_local=row.host == node, order=LAST)
         known_agents[row.host] = _agent_of(row, hosts.get(row.host, unknown), agents, now)
-    ids = [it.attempt.worker_id for it in known if it.attempt.worker_id is not None]
+    ids = [rank.attempt.worker_id for rank in known if rank.attempt.worker_id is not None]
     pool = Pool(
         min_workers=job.spec.min_workers,
         max_workers=job.spec.max_workers or job.spec.world_size,
@@ -107,7 +107,7 @@ def snapshot_of(
     )
     pool = keep_living(pool, ids)  # the others have lost their process
     ranks = {rank.rank: rank for rank in known}
-    leaving = {it.worker_id for it in pool.members if it.state not in _STAYING}
+    leaving = {member.worker_id for member in pool.members if member.state not in _STAYING}
     alive = (rank for rank in known if rank.is_alive)
     staying = sorted(rank.rank for rank in alive if rank.attempt.worker_id not in leaving)
     # The ranks the job should have: living ones first, then the lowest numbers.
@@ -169,7 +169,7 @@ def _end_of(job: Job, ranks: Iterable[RankSnapshot], now: Moment) -> JobEnd:
     """
     spec = job.spec
     going = GOING if job.exporter is None else GOING.end_loop(job.exporter)
-    finished = {it.rank for it in ranks if it.finished and not it.is_alive}
+    finished = {rank.rank for rank in ranks if rank.finished and not rank.is_alive}
     is_done = bool(finished) if job.exporter is None else job.exporter in finished
     if spec.mode == "synchronous" and is_done:
         grace = spec.exit_grace_seconds + spec.stop_grace_seconds

@@ -133,7 +133,8 @@ class TrackedJob:
         if window is None or not is_alive(said.rank, said.attempt):
             return
         is_one_model = snapshot.is_synchronous or snapshot.is_gang
-        if not is_one_model and said.rank != next((it.rank for it in snapshot.in_service), None):
+        first = next((rank.rank for rank in snapshot.in_service), None)
+        if not is_one_model and said.rank != first:
             return  # independent ranks train different models: one of them is shown
         values = {name: own for name, own in window.values.items() if name != THROUGHPUT}
         measured = snapshot.ranks[said.rank].attempt.throughput
@@ -259,7 +260,7 @@ class TrackedJob:
     @property
     def starting_agents(self) -> list[str]:
         """The hosts on which an agent is about to be started."""
-        return [it.host for it in self.decided if isinstance(it, actions.StartAgent)]
+        return [action.host for action in self.decided if isinstance(action, actions.StartAgent)]
 
     @property
     def is_admitted(self) -> bool:

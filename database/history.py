@@ -311,7 +311,7 @@ class History:
         """
         with self._database.reading() as connection:
             rows = connection.execute(_EXTREMES, {"id": job_id}).mappings()
-            return {row["name"]: {it: row[it] for it in row if it != "name"} for row in rows}
+            return {row["name"]: {key: row[key] for key in row if key != "name"} for row in rows}
 
     def audit(self, job_id: JobId, limit: int) -> Audit:
         """Return the last `limit` checkpoints and epochs of the job, and counts over all epochs."""

@@ -272,8 +272,8 @@ class Run:
         `CheckpointError`; older checkpoints are then unchanged.
         """
         parts = {
-            name: it.state_dict() if hasattr(it, "state_dict") else it
-            for name, it in objects.items()
+            name: value.state_dict() if hasattr(value, "state_dict") else value
+            for name, value in objects.items()
         }
         if twice := sorted(parts.keys() & (state or {}).keys()):
             raise UnsupportedState(f"{twice[0]!r} is given twice: leave one of the two out")

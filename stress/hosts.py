@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from cli.data.checkpoints import digests
+from muster.checkpoints.comparison import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.job.status import JobId
 from muster.contracts.settings.paths import checkpoints_of_job

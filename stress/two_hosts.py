@@ -18,10 +18,10 @@ from typing import Any
 
 from sqlalchemy import URL, create_engine, text
 
-from cli.data.checkpoints import digests
 from database.engine import Database
 from database.leases import Leases
 from database.records import Lease
+from muster.checkpoints.comparison import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.settings.paths import checkpoints_of_job
 from stress.frozen_hosts import CoordinatorHost

@@ -317,11 +317,11 @@ class Agent:
         answers: list[CheckpointsListed] = []
         address = self._files.storage_socket if self._assignment.has_storage else None
 
-        def look() -> None:
+        def read() -> None:
             with theirs:  # at its end `wake_up` becomes readable
                 answers.append(_listed(order, self._assignment.job_uid, address))
 
-        thread = threading.Thread(target=look, daemon=True)
+        thread = threading.Thread(target=read, daemon=True)
 
         def report() -> None:
             thread.join()

@@ -156,13 +156,14 @@ def compare_jobs(
         raise invalid_field("query", "job", f"choose two to {COMPARED} jobs, {example}")
     jobs = [state.jobs.get(checked_job_id(job_id)) for job_id in ids]
     history, now = state.history, state.clock()
-    views = [live_state(it, history.workers(it.job_id), now) for it in jobs]
-    found = [history.series_extremes(it.job_id) for it in jobs]
+    views = [live_state(job, history.workers(job.job_id), now) for job in jobs]
+    found = [history.series_extremes(job.job_id) for job in jobs]
+    pairs = zip(views, found, strict=True)
     return _render(
         "compare.html",
-        curves=[(view, {name: it.get(name, {})}) for view, it in zip(views, found, strict=True)],
-        names=in_order(name for it in found for name in it),
-        fields=differences([msgspec.to_builtins(job_view(it, caller))["spec"] for it in jobs]),
+        curves=[(view, {name: series.get(name, {})}) for view, series in pairs],
+        names=in_order(name for series in found for name in series),
+        fields=differences([msgspec.to_builtins(job_view(job, caller))["spec"] for job in jobs]),
     )
 
 
@@ -203,7 +204,8 @@ def show_checkpoints(job_id: KnownJobId, state: State, caller: CurrentCaller) ->
     try:
         place = checkpoints_of_job(parse_location(job.spec.checkpoint_dir or ""), job_id)
         places = checkpoint_dirs(place, job.uid)
-        found = [(it.label, one) for it in places[:PLACES] for one in examine(it, reads_all=False)]
+        shown = places[:PLACES]
+        found = [(place.label, one) for place in shown for one in examine(place, reads_all=False)]
         problem = f"Of {len(places)} ranks {PLACES} are shown." if len(places) > PLACES else None
     except CheckpointMissing:
         pass
@@ -259,7 +261,7 @@ def show_service(state: State, request: Request) -> Response:
     views = [live_state(job, ranks[job.job_id], now) for job in jobs]
     answers = {"hosts": list_hosts(state), "health": health(state, request)}
     answers["about"] = get_version(state)
-    told = {name: msgspec.json.decode(it.body) for name, it in answers.items()}
+    told = {name: msgspec.json.decode(answer.body) for name, answer in answers.items()}
     return _render("service.html", jobs=views, **told)
 
 

@@ -104,15 +104,15 @@ BEHIND_SECONDS: Final = 5
 
 def differing(workers: Iterable[View]) -> dict[int, str]:
     """Return the living ranks that differ from the median of them, each with a word."""
-    alive = [it for it in workers if it["process"] in {"live", "suspect"}]
-    rates = {it["rank"]: it["throughput_steps_per_sec"] for it in alive}
+    alive = [worker for worker in workers if worker["process"] in {"live", "suspect"}]
+    rates = {worker["rank"]: worker["throughput_steps_per_sec"] for worker in alive}
     usual = median([rate for rate in rates.values() if rate] or [0])
-    reached = median([it["step"] for it in alive] or [0]) - max(2, usual * BEHIND_SECONDS)
+    reached = median([worker["step"] for worker in alive] or [0]) - max(2, usual * BEHIND_SECONDS)
     found = {}
-    for it in alive:
-        rank, rate = it["rank"], rates[it["rank"]] or usual
-        if it["process"] == "suspect" or it["step"] < reached:
-            found[rank] = "suspect" if it["process"] == "suspect" else "behind"
+    for worker in alive:
+        rank, rate = worker["rank"], rates[worker["rank"]] or usual
+        if worker["process"] == "suspect" or worker["step"] < reached:
+            found[rank] = "suspect" if worker["process"] == "suspect" else "behind"
         elif not usual / 2 <= rate <= usual * 2:
             found[rank] = "slow" if rate < usual else "fast"
     return found
@@ -120,7 +120,7 @@ def differing(workers: Iterable[View]) -> dict[int, str]:
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Return the loss first, then the throughput, then the metrics by name."""
-    return sorted(set(names), key=lambda it: (it != LOSS, it != THROUGHPUT, it))
+    return sorted(set(names), key=lambda name: (name != LOSS, name != THROUGHPUT, name))
 
 
 def differences(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:

@@ -357,22 +357,23 @@ def request_fault(
     if absence := state.coordinator.absence():
         raise Conflict("no-coordinator", f"Nothing can be struck: {absence}.")
     asked = state.node if asking.host == LOCAL_HOST else asking.host
-    meant = [it for it in ranks if it.rank == asking.rank or it.host == asked]
+    meant = [rank for rank in ranks if rank.rank == asking.rank or rank.host == asked]
     what = f"rank {asking.rank}" if asking.host is None else f"rank on host {asking.host[:63]}"
     if not meant:
-        hosts = sorted({host_shown(it.host, state.node) for it in ranks})
+        hosts = sorted({host_shown(rank.host, state.node) for rank in ranks})
         where = ", ".join(hosts) or "no host yet"
         detail = f"{job_id} has no {what}: it has {len(ranks)} ranks, on {where}."
         raise Problem(HTTPStatus.NOT_FOUND, "rank-not-found", detail)
     processes = [
-        StruckProcess(rank=it.rank, attempt=it.attempt, pid=it.process.pid)
-        for it in meant
-        if it.process is not None
+        StruckProcess(rank=rank.rank, attempt=rank.attempt, pid=rank.process.pid)
+        for rank in meant
+        if rank.process is not None
     ]
     if not processes:
         detail = f"{job_id} has no process of {what} now: wait for it, see muster show {job_id}."
         raise Conflict("no-process", detail)
-    agents = {it.host: it.generation for it in state.history.agents_by_job([job_id])[job_id]}
+    of_job = state.history.agents_by_job([job_id])[job_id]
+    agents = {agent.host: agent.generation for agent in of_job}
     agent, host = agents.get(asked or ""), meant[0].host
     fault = FaultView(number=0, fault=asking.fault, host=host, agent=agent, processes=processes)
     requested = state.jobs.request_fault(job, fault, actor=caller.name)

@@ -170,11 +170,11 @@ def _refuse_without_room(state: AppState, job: Job, asking: JoinRequest) -> None
             f"{spec.gpu_count}: join with another machine, or another job.",
         )
     unfinished = state.jobs.unfinished()
-    ranks = state.history.ranks_on_hosts([it.job_id for it in unfinished])
+    ranks = state.history.ranks_on_hosts([job.job_id for job in unfinished])
     placed = [
-        (RankRequest(it.job_id, it.spec), node.name)
-        for it in unfinished
-        for _ in range(it.expected_on(node.name, ranks[it.job_id]))
+        (RankRequest(job.job_id, job.spec), node.name)
+        for job in unfinished
+        for _ in range(job.expected_on(node.name, ranks[job.job_id]))
     ]
     alone = Cluster(nodes=(node,))
     (placement,) = place(alone, [RankRequest(job.job_id, spec)], use_of(alone, placed))

@@ -16,8 +16,8 @@ import click
 import msgspec
 
 from cli.output import plural
-from cli.services.processes import interrupt_at_signals
 from cli.services.record import service_settings
+from cli.services.signals import interrupt_at_signals
 from cli.services.up import temporary_services
 from muster.contracts.errors import MusterError
 from muster.contracts.job.status import TERMINAL, JobStatus

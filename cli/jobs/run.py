@@ -134,9 +134,7 @@ def run(  # noqa: PLR0913  each option is a parameter
         if not os.environ.get("JOB_ID"):
             raise click.UsageError("Missing argument 'SCRIPT [ARGUMENTS]...'.")
         # As `python -m coordinator` by hand: the environment describes the job.
-        if any(
-            context.get_parameter_source(it) == ParameterSource.COMMANDLINE for it in context.params
-        ):
+        if ParameterSource.COMMANDLINE in map(context.get_parameter_source, context.params):
             raise click.UsageError(
                 "JOB_ID is set and no script is given, so the environment describes the job: "
                 "give a script, or leave out the options"

@@ -277,11 +277,8 @@ def _submit(
         for note in _notes(job.view.spec, job.view.message, place):
             click.echo(printable(f"note: {note}"), err=True)
         tracebacks = Tracebacks()
-        watch = (
-            partial(show_logs_and_events, job, tracebacks)
-            if with_logs
-            else partial(job.wait, progress=True)
-        )
+        wait = partial(job.wait, progress=True)
+        watch = partial(show_logs_and_events, job, tracebacks) if with_logs else wait
         code = ExitCode.OK if detach else watch_to_end(job, watch, tracebacks.shorten)
     if code is not ExitCode.INTERRUPTED:  # then watch_to_end has printed how to continue
         click.echo(f"Logs: muster logs -f {job.id}", err=True)

@@ -27,9 +27,6 @@ PAUSE_SECONDS: Final = 0.5
 KILL_AFTER_SECONDS: Final = 5.0
 """The API has nothing to save: it is killed this long after SIGTERM."""
 
-END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""SIGHUP: the terminal was closed. SIGUSR1: Slurm announces the end of the allocation."""
-
 
 @dataclass(slots=True)
 class Service:
@@ -152,26 +149,6 @@ class ServicePair:
     def kill(self) -> None:
         self._coordinator.end(signal.SIGKILL)
         self._api.end(signal.SIGKILL)
-
-
-def interrupt_at_signals() -> None:
-    """Have the first of `END_SIGNALS` raise `KeyboardInterrupt`, and ignore those that follow.
-
-    So what has to be cleaned up is: `timeout` signals a process and then its group.
-    """
-
-    def interrupt(*_: object) -> None:
-        ignore_signals()
-        raise KeyboardInterrupt
-
-    for number in END_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, interrupt)
-
-
-def ignore_signals() -> None:
-    for number in END_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def failed_start(files: DataDir, offset: int) -> MusterError:

@@ -68,7 +68,8 @@ def place(snapshot: JobSnapshot, rank: RankSnapshot, host: str) -> JobSnapshot:
     if host in placed.agents:
         return placed
     agents = [*placed.agents.values(), placed.hosts[host]]
-    return replace(placed, agents={it.host: it for it in sorted(agents, key=lambda it: it.order)})
+    agents.sort(key=lambda agent: agent.order)
+    return replace(placed, agents={agent.host: agent for agent in agents})
 
 
 def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapshot:

@@ -28,7 +28,8 @@ def compare(
 ) -> JobSnapshot:
     """Compare the code of a rank with that of its job, and refuse the rank where it has to be."""
     code, agent = snapshot.code, snapshot.agent_of(rank)
-    other = {it: digest for it, digest in files.items() if code.files.get(it, digest) != digest}
+    known = code.files
+    other = {path: digest for path, digest in files.items() if known.get(path, digest) != digest}
     if not other:
         if files.items() - code.files.items():
             code = replace(code, files={**code.files, **files})

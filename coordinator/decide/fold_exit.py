@@ -125,10 +125,10 @@ def _is_hopeless(snapshot: JobSnapshot, error: str) -> bool:
     One rank alone may wait for what another prepares, one host alone may lack the file, and a
     program that has worked may miss it for a moment.
     """
-    ends = [it.ending for it in snapshot.in_service if it.is_down and it.ending]
-    hosts = [it.error_hosts for it in ends if it.error == error and it.error_hosts[1:]]
+    ends = [rank.ending for rank in snapshot.in_service if rank.is_down and rank.ending]
+    hosts = [end.error_hosts for end in ends if end.error == error and end.error_hosts[1:]]
     is_everywhere = {*chain(*hosts)} >= {*snapshot.agents}
-    has_worked = snapshot.step or any(it.budget.proven_step >= 0 for it in snapshot.ranks)
+    has_worked = snapshot.step or any(rank.budget.proven_step >= 0 for rank in snapshot.ranks)
     return len(hosts) == len(snapshot.in_service) and is_everywhere and not has_worked
 
 
@@ -182,9 +182,9 @@ def _restart_or_fail(
 ) -> JobSnapshot:
     rank = _count_end(snapshot, rank, ending, message, now)
     fruitless, proven = rank.budget.fruitless, rank.budget.proven_step
-    for it in snapshot.ranks if snapshot.is_gang else ():
-        shared = replace(it.budget, fruitless=fruitless, proven_step=proven)
-        snapshot = snapshot.with_rank(replace(it, budget=shared))
+    for member in snapshot.ranks if snapshot.is_gang else ():
+        shared = replace(member.budget, fruitless=fruitless, proven_step=proven)
+        snapshot = snapshot.with_rank(replace(member, budget=shared))
     snapshot = snapshot.with_rank(rank)
     limit = _exhausted_limit(snapshot, rank, ending.retry_class)
     # Only of the first attempts: a program that has worked may miss a file for a moment.
@@ -283,7 +283,7 @@ def _failure(
 ) -> JobFailure:
     """Return the job's failure: what happened to the rank, the limit, the end of its log."""
     intent, name = rank.attempt.intent, snapshot.rank_name(rank)
-    done = [it for it in snapshot.ranks if it.finished and not it.is_alive]
+    done = [other for other in snapshot.ranks if other.finished and not other.is_alive]
     has_waited = ending.reason is Reason.NO_PROGRESS or has_lost_peer(message)
     if snapshot.is_gang and done and has_waited:
         uneven = "exited with code 0 before the others: have all ranks as many steps? Then"

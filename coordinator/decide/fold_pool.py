@@ -73,7 +73,8 @@ def _diverge(snapshot: JobSnapshot, said: StateMismatch, now: float) -> JobSnaps
     snapshot = replace(snapshot, divergent=divergent)
     if said.round <= before.round:
         return snapshot  # every member of the group says so
-    failed = {it.worker_id for it in snapshot.pool.members if it.state is WorkerState.FAILED}
+    members = snapshot.pool.members
+    failed = {member.worker_id for member in members if member.state is WorkerState.FAILED}
     lost = len(failed - divergent)
     is_same = lost == snapshot.lost_before and not {*before.entries}.isdisjoint(said.entries)
     snapshot = replace(snapshot, mismatch=said, lost_before=lost)

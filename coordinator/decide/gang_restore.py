@@ -45,7 +45,7 @@ def choose(snapshot: JobSnapshot, listed: CheckpointsListed) -> GangRestore:
     for is_inherited, ranks in (False, listed.own), (True, listed.inherited):
         present = snapshot.restore.point
         known = present.savers if present and present.is_inherited == is_inherited else ()
-        damaged = {it.name for it in snapshot.unusable if it.is_inherited == is_inherited}
+        damaged = {point.name for point in snapshot.unusable if point.is_inherited == is_inherited}
         missing = [] if is_inherited else _missing(snapshot, ranks)
         found = _newest_in_common(ranks, damaged, leads[is_inherited], known, missing)
         if found is not None:
@@ -61,7 +61,7 @@ def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float)
     """Decide from where the gang resumes, or when to list again."""
     if listed.attempt != snapshot.next_attempt or not snapshot.is_listing:
         return snapshot
-    agents = {host: replace(it, listing_since=NEVER) for host, it in snapshot.agents.items()}
+    agents = {host: replace(agent, listing_since=NEVER) for host, agent in snapshot.agents.items()}
     snapshot = replace(snapshot, agents=agents)
     if listed.problem is not None:
         again = now + LIST_AGAIN_SECONDS
@@ -147,8 +147,8 @@ def _held(
         return
     for number, rank in enumerate(ranks):
         steps = [
-            f"step {it.step} of attempt {it.generation}{' (damaged)' if it in damaged else ''}"
-            for it in _parsed(rank)
+            f"step {one.step} of attempt {one.generation}{' (damaged)' if one in damaged else ''}"
+            for one in _parsed(rank)
         ]
         steps += [f"{text} (damaged)" for text in rank.damaged]
         none = "none, though it has saved" if number in missing else "none"

@@ -70,7 +70,7 @@ def _answer_deadline(
         grace = FORCED_STOP_SECONDS if snapshot.end.is_forced else AGENT_CONNECT_SECONDS
         return agent.since + grace
     intents = (rank.attempt.intent for rank in ranks if rank.is_alive)
-    killed_at = min((it.killed_at for it in intents if it.kill), default=NEVER_DUE)
+    killed_at = min((intent.killed_at for intent in intents if intent.kill), default=NEVER_DUE)
     # Both counts begin no earlier than when the agent connected, or was last killed.
     obeyed = max(agent.since, killed_at)
     heard = max(agent.since, agent.heard_at)

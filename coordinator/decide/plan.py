@@ -251,7 +251,8 @@ def _finish_job(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 
 def _ask_for_logs(agents: Iterable[AgentSnapshot]) -> Iterator[Action]:
-    yield from (actions.DrainLogs(host=it.host) for it in agents if it.draining_since == NEVER)
+    others = (agent for agent in agents if agent.draining_since == NEVER)
+    yield from (actions.DrainLogs(host=agent.host) for agent in others)
 
 
 def _has_logs(agent: AgentSnapshot, now: float) -> bool:
@@ -329,7 +330,7 @@ def _going_status(snapshot: JobSnapshot, now: float) -> SetStatus:
     if snapshot.status is not JobStatus.STARTING:
         return _same_status(snapshot)  # the failed rank is back, others have not reported yet
     reason, message = None, snapshot.note
-    troubles = (it.trouble for it in snapshot.agents.values() if it.trouble is not None)
+    troubles = (agent.trouble for agent in snapshot.agents.values() if agent.trouble is not None)
     if (trouble := next(troubles, None)) is not None:
         reason, message = trouble.reason, trouble.message
     elif now >= liveness.agent_late_at(snapshot):

@@ -114,7 +114,7 @@ class Line:
         nologin writes its reason there, and so do commands that sshd forces on a user.
         """
         printed = (self._ignored + self._received).decode(errors="replace")
-        lines = [it.strip().splitlines()[-1] for it in (printed, self.errors()) if it.strip()]
+        lines = [text.strip().splitlines()[-1] for text in (printed, self.errors()) if text.strip()]
         return printable("; ".join(lines) or "it wrote no error")
 
     def hang_up(self) -> None:

@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 FindJobs = Callable[[Collection[JobUid]], Mapping[JobUid, Job]]
 
-LOOK_SECONDS: Final = 1.0  # between two lists of jobs, while anything waits for one
+LIST_SECONDS: Final = 1.0  # between two lists of jobs, while anything waits for one
 
 LAST_PAUSE_SECONDS: Final = 15.0
 """Between two lists for an agent, after pauses that double: most failures are early ones, and its
@@ -39,7 +39,7 @@ connection tells sooner."""
 UNLISTED_SECONDS: Final = 60.0
 """A job that was accepted is in a list by then. A controller that is killed forgets its newest."""
 
-LOOK_LIMIT_SECONDS: Final = 60.0  # for one list; a scheduler whose head is away hangs
+LIST_LIMIT_SECONDS: Final = 60.0  # for one list; a scheduler whose head is away hangs
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -91,11 +91,11 @@ class Scheduler(Protocol):
 
 
 class SchedulerJobs:
-    """Looks at a scheduler for all who wait for its answer, with one list for all of them."""
+    """Lists the jobs of a scheduler, once for all who wait for its answer."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._looking: asyncio.Task[Mapping[str, SchedulerJob]] | None = None
+        self._listing: asyncio.Task[Mapping[str, SchedulerJob]] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._problem = LastMessage()
         self._woken = asyncio.Event()
@@ -127,15 +127,15 @@ class SchedulerJobs:
         self._woken.set()
         self._woken.clear()
 
-    async def look(self) -> Mapping[str, SchedulerJob]:
-        """Return a list that was begun after this call, at the earliest `LOOK_SECONDS` later.
+    async def list_jobs(self) -> Mapping[str, SchedulerJob]:
+        """Return a list that was begun after this call, at the earliest `LIST_SECONDS` later.
 
         Waits for a scheduler that is away.
         """
         while True:
-            task = self._looking
+            task = self._listing
             if task is None or task.done():
-                task = self._looking = self.start(self._list())
+                task = self._listing = self.start(self._list())
             try:
                 return await asyncio.shield(task)
             except SchedulerUnavailable as error:
@@ -156,13 +156,13 @@ class SchedulerJobs:
             await self.scheduler.forget(job_id)
 
     async def _list(self) -> Mapping[str, SchedulerJob]:
-        await asyncio.sleep(LOOK_SECONDS)
-        self._looking = None  # what is asked from now on needs a newer list
+        await asyncio.sleep(LIST_SECONDS)
+        self._listing = None  # what is asked from now on needs a newer list
         try:
-            async with asyncio.timeout(LOOK_LIMIT_SECONDS):
+            async with asyncio.timeout(LIST_LIMIT_SECONDS):
                 found = await self.scheduler.jobs()
         except TimeoutError as error:
-            raise SchedulerUnavailable(f"no answer within {LOOK_LIMIT_SECONDS:g} s") from error
+            raise SchedulerUnavailable(f"no answer within {LIST_LIMIT_SECONDS:g} s") from error
         self._problem.text = None
         return found
 
@@ -190,8 +190,8 @@ class SchedulerProbe:
         Nothing else is cancelled: it may belong to another service. Raises `NotStarted`.
         """
         try:
-            async with asyncio.timeout(LOOK_LIMIT_SECONDS):
-                listed = await self._jobs.look()
+            async with asyncio.timeout(LIST_LIMIT_SECONDS):
+                listed = await self._jobs.list_jobs()
         except TimeoutError as error:
             name = self._jobs.scheduler.name
             raise NotStarted(f"{name} does not list its jobs: try again") from error
@@ -240,12 +240,12 @@ class SchedulerLauncher:
         return self._watched()
 
     async def kill(self, agent: AgentProcess) -> None:  # noqa: ARG002
-        job = (await self._jobs.look()).get(self._name)
+        job = (await self._jobs.list_jobs()).get(self._name)
         if job is not None and not job.is_over:
             await self._jobs.cancel(job.id)
 
     async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:  # noqa: ARG002
-        while await self._end_up_to(self._generation, await self._jobs.look()):
+        while await self._end_up_to(self._generation, await self._jobs.list_jobs()):
             pass
 
     def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:  # noqa: ARG002
@@ -259,10 +259,10 @@ class SchedulerLauncher:
         now = asyncio.get_running_loop().time
 
         async def watch() -> str | None:
-            pause_seconds, listed_by, ending = LOOK_SECONDS, now() + patience_seconds, missing
+            pause_seconds, listed_by, ending = LIST_SECONDS, now() + patience_seconds, missing
             while True:
-                jobs = await self._jobs.look()
-                # A coordinator that is gone may have submitted them while its successor looked.
+                jobs = await self._jobs.list_jobs()
+                # A coordinator that is gone may have submitted them while its successor listed.
                 await self._end_up_to(self._generation - 1, jobs)
                 job = jobs.get(self._name)
                 if job is None and now() >= listed_by:
@@ -290,7 +290,7 @@ class SchedulerLauncher:
         """
         prefix = agent_job_prefix(self._uid, self._host)
         numbers = {name.removeprefix(prefix): job for name, job in jobs.items()}
-        found = [it for n, it in numbers.items() if n.isdigit() and int(n) <= generation]
+        found = [job for n, job in numbers.items() if n.isdigit() and int(n) <= generation]
         for job in found:
             await (self._jobs.forget if job.is_over else self._jobs.cancel)(job.id)
         return not all(job.is_over for job in found)

@@ -3,7 +3,7 @@
 Bits are compared, not numbers: 0.0 and -0.0 differ, and a NaN equals the same NaN.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from muster.checkpoints.format import Array, State, pack, to_json
+from muster.checkpoints.listing import CheckpointDir
 from muster.checkpoints.manifest import VIRTUAL_SHARDS
 from muster.checkpoints.reader import Checkpoint
 from muster.contracts.shards import Position
@@ -52,6 +53,16 @@ def identity(state: State, position: Position) -> str:
 def identity_of(checkpoint: Checkpoint) -> str:
     """Return the identity of a restored checkpoint."""
     return identity(checkpoint.state, checkpoint.position)
+
+
+def digests(places: Iterable[CheckpointDir]) -> Iterator[tuple[str, int, str]]:
+    """Yield (whose, step, sha256) of the newest checkpoint of each place.
+
+    Raises a `CheckpointError` if there is none, or if it is damaged.
+    """
+    for place in places:
+        newest = place.newest()
+        yield place.label, newest.step, identity_of(newest)
 
 
 def _differences(first: State, second: State) -> Iterator[Difference]:

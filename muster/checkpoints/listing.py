@@ -63,6 +63,18 @@ class CheckpointDir:
             raise CheckpointMissing(f"{self.location} holds no checkpoint of this job yet")
         return checkpoint
 
+    def problem_of_latest(self) -> str:
+        """Return what is wrong with LATEST, "" if it names a checkpoint or there is none.
+
+        A restart uses the newest intact checkpoint; the one that LATEST named is gone.
+        """
+        store = self.reader.store
+        latest, names = store.latest(), store.names()
+        # A running job may have replaced the file since `names` was read.
+        if not names or latest in names or store.latest() != latest:
+            return ""
+        return f"names {latest}, which does not exist" if latest else "is missing or unreadable"
+
     def of_step(self, step: StepChoice) -> Checkpoint:
         """Return the checkpoint that `name_of` names, verified; raises `CheckpointError`."""
         return self.reader.load(self.name_of(step))

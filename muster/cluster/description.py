@@ -138,7 +138,7 @@ def cluster_of_service(path: Path | None, name: str, slots: int) -> Cluster:
 
 def _line(node: ClusterNode) -> str:
     host = node.host if node.user is None else f"{node.user}@{node.host}"
-    gpus = (f"{it.type} ({it.usable_vram_mb} of {it.vram_mb} MB usable)" for it in node.gpus)
+    gpus = (f"{gpu.type} ({gpu.usable_vram_mb} of {gpu.vram_mb} MB usable)" for gpu in node.gpus)
     hardware = " + ".join(gpus) or "CPU-only"
     return (
         f"  {node.name}: {host}, {node.transport}, {hardware}, slots: {node.rank_slots or 'auto'}"
@@ -191,7 +191,7 @@ def _reasons(document: object) -> _Reasons:
         if gpu.get("vram_mb") == 0:
             message = f"GPU {gpu.get('uuid')} has vram_mb 0: write the MB that nvidia-smi shows"
             yield (*place, "vram_mb"), message
-    uuids = {it: (it[1], gpu["uuid"]) for it, gpu in gpus.items() if "uuid" in gpu}
+    uuids = {place: (place[1], gpu["uuid"]) for place, gpu in gpus.items() if "uuid" in gpu}
     for place in _repeated(uuids):
         message = f"GPU {gpus[place]['uuid']} is listed twice: write each once (nvidia-smi -L)"
         yield (*place, "uuid"), message
@@ -211,7 +211,7 @@ def _mappings(parsed: dict[Any, Any], key: str) -> Iterator[tuple[Any, dict[Any,
     """Yield the mappings in the list below a key, with their places in it."""
     entries = parsed.get(key)
     if isinstance(entries, list | tuple):
-        yield from ((index, it) for index, it in enumerate(entries) if isinstance(it, dict))
+        yield from ((index, item) for index, item in enumerate(entries) if isinstance(item, dict))
 
 
 def _repeated(names: Mapping[_Location, object]) -> Iterator[_Location]:

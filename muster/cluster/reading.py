@@ -44,4 +44,4 @@ def _cluster_of(file: YamlFile) -> Cluster:
 
 def _shown(value: ClusterNode | Gpu) -> dict[str, Any]:
     defaults = {field.name: field.default for field in fields(value)}
-    return {name: it for name, it in asdict(value).items() if it != defaults[name]}
+    return {name: part for name, part in asdict(value).items() if part != defaults[name]}

@@ -64,8 +64,8 @@ def planned_request(
     command: Callable[[str], list[str]],
 ) -> AgentRequest:
     """Return what the engine of a job would get first; `command` is how it runs our modules."""
-    usable = (it for it in cluster.nodes if spec.engine in {None, it.transport})
-    named = (it for it in usable if it.name in (spec.hosts or [it.name]))
+    usable = (node for node in cluster.nodes if spec.engine in {None, node.transport})
+    named = (node for node in usable if node.name in (spec.hosts or [node.name]))
     node = next(named, cluster.nodes[0])  # a scheduler chooses machines of its own
     engine = spec.engine or node.transport
     order = JoinOrder(
@@ -85,7 +85,7 @@ def planned_request(
     assignment = with_secrets(
         assignment_of(order, job_id, spec, settings, is_local=is_local),
         # A local agent reads the files itself.
-        lambda it: SECRET if it.source == "env" or not is_local else None,
+        lambda ref: SECRET if ref.source == "env" or not is_local else None,
         dict.fromkeys(STORE_KEYS, SECRET),
     )
     if is_local:
@@ -111,8 +111,8 @@ def with_secrets(
     store_keys: Mapping[str, str],
 ) -> AgentAssignment:
     """Return the assignment with the values that its agent alone may have."""
-    found = [it for it in map(Reference.parse, assignment.secrets.values()) if it]
-    names = {it.name if it.source == "env" else str(it): value_of(it) for it in found}
+    found = [ref for ref in map(Reference.parse, assignment.secrets.values()) if ref]
+    names = {ref.name if ref.source == "env" else str(ref): value_of(ref) for ref in found}
     shared = {name: value for name, value in names.items() if value is not None}
     keys = None if assignment.store_keys is None else dict(store_keys)
     return replace(assignment, shared_env=shared, store_keys=keys)
@@ -131,7 +131,7 @@ def assignment_of(
         # They are replaced after their lease, see `coordinator.decide.liveness`.
         orphan_seconds = min(orphan_seconds, REMOTE_ORPHAN_SECONDS)
         grace_seconds = min(grace_seconds, REMOTE_GRACE_SECONDS)
-    places = [parse_location(it) for it in (spec.dataset_dir, spec.checkpoint_dir) if it]
+    places = [parse_location(place) for place in (spec.dataset_dir, spec.checkpoint_dir) if place]
     saves_to = places[-1] if spec.checkpoint_dir else None
     return AgentAssignment(
         **msgspec.structs.asdict(order),
@@ -155,7 +155,7 @@ def assignment_of(
         secrets=spec.secrets,
         secrets_dir=str(data.secrets),
         # The launcher adds the keys.
-        store_keys=None if all(isinstance(it, Path) for it in places) else {},
+        store_keys=None if all(isinstance(place, Path) for place in places) else {},
         checkpoint_dir=str(saves_to) if isinstance(saves_to, Path) and not is_local else None,
     )
 
@@ -234,7 +234,7 @@ def pod(name: str, order: JoinOrder, spec: JobSpec) -> dict[str, Any]:
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "nodeSelector": options.node_selector,
             "tolerations": list(options.tolerations),
-            "imagePullSecrets": [{"name": it} for it in options.image_pull_secrets],
+            "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
             "priorityClassName": options.priority_class,
             "securityContext": {
                 "runAsNonRoot": True,

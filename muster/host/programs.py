@@ -50,7 +50,7 @@ def command_problem(
     name = Path(program).name
     if name.startswith("python") or name in SHELLS:
         # What follows -m or -c, alone or in a word such as -lc, belongs to the module or the code.
-        words = (it for it in arguments if _CODE_OPTION.fullmatch(it) or not it.startswith("-"))
+        words = (arg for arg in arguments if _CODE_OPTION.fullmatch(arg) or not arg.startswith("-"))
         script = next(words, "")
         if script.endswith((".py", ".sh")) and not _may_be_file(working_dir / script):
             return printable(f"there is no {script} in {working_dir}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from cli.data.checkpoints import digests
+from muster.checkpoints.comparison import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.settings.paths import checkpoints_of_job
 from stress.chaos.reader import CheckpointWatch

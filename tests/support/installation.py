@@ -36,7 +36,7 @@ from muster.host.processes import identify, send_signal
 DEADLINE_SECONDS = 60.0
 """Far beyond what anything here takes on a busy machine; only a failure waits so long."""
 
-FIRST_LOOK_SECONDS, LOOK_SECONDS = 0.02, 0.1
+FIRST_POLL_SECONDS, POLL_SECONDS = 0.02, 0.1
 """Between two looks: a long wait looks less often, as it costs the services processor time."""
 
 SLOTS = 4
@@ -257,11 +257,11 @@ class Installation:
     def wait_until(self, job_id: str, predicate: Callable[[Seen], object]) -> Seen:
         """Return the first summary for which `predicate` is true."""
 
-        def look() -> Seen | None:
+        def read() -> Seen | None:
             seen = self.see(job_id)
             return seen if predicate(seen) else None
 
-        return await_value(look, lambda: self.describe(job_id), self.deadline_seconds)
+        return await_value(read, lambda: self.describe(job_id), self.deadline_seconds)
 
     def complete(self, job_id: str) -> Seen:
         """Wait for the end of a job, which has to be a good one."""
@@ -395,16 +395,16 @@ def await_end(ended: Sequence[ProcessRecord]) -> None:
 
 
 def await_value(
-    look: Callable[[], Value],
+    read: Callable[[], Value],
     explain: Callable[[], str],
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> Value:
-    """Return the first true value of `look`; fail with `explain` after a generous deadline."""
-    deadline, pause = time.monotonic() + deadline_seconds, FIRST_LOOK_SECONDS
-    while not (value := look()):
+    """Return the first true value of `read`; fail with `explain` after a generous deadline."""
+    deadline, pause = time.monotonic() + deadline_seconds, FIRST_POLL_SECONDS
+    while not (value := read()):
         assert time.monotonic() < deadline, f"timed out\n{explain()}"
         time.sleep(pause)
-        pause = min(LOOK_SECONDS, 1.2 * pause)
+        pause = min(POLL_SECONDS, 1.2 * pause)
     return value
 
 

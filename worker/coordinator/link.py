@@ -36,8 +36,8 @@ from muster.runtime.stderr_messages import print_stderr
 RETRY_SECONDS: Final = 0.5
 """At least, between two attempts to connect to fixed addresses."""
 
-LOOK_SECONDS: Final = 2.0
-"""Between two looks, while nothing comes, whether another coordinator has taken over: one that is
+POLL_SECONDS: Final = 2.0
+"""Between two checks, while nothing comes, whether another coordinator has taken over: one that is
 stopped, and not dead, keeps the connection open, and so does an SSH that has lost its other end."""
 
 
@@ -157,7 +157,7 @@ class HomeLink(BlockingLink):
         return False
 
     def receive(self) -> bytes:
-        while not self.has_news(LOOK_SECONDS):
+        while not self.has_news(POLL_SECONDS):
             pass
         return super().receive()
 

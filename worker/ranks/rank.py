@@ -146,7 +146,7 @@ class RankProcess:
         self.rank, self.attempt = order.rank, order.attempt
         self.tag = own[PROCESS_TAG]
         kept = (Executing, Code)
-        self._latest = {kind: it for kind, it in self._latest.items() if kind in kept}
+        self._latest = {kind: message for kind, message in self._latest.items() if kind in kept}
         return True
 
     @property
@@ -210,7 +210,7 @@ class RankProcess:
         if pid == self.pid:
             self.trainers[pid] = self.process
             return
-        for gone in [it for it in self.trainers.values() if it.has_exited()]:
+        for gone in [trainer for trainer in self.trainers.values() if trainer.has_exited()]:
             if gone is not self.process and self._asked is None:
                 self.trainers.pop(gone.pid).release()
         record = None if pid in self.trainers else identify(pid, or_zombie=True)
@@ -356,7 +356,8 @@ class RankProcess:
         # What a spare process was starting as it changed its tag may still have the first one.
         is_over = all([kill_attempt(tag) for tag in {self.tag, self._first_tag}])  # noqa: C419  both
         if not is_over and self._survivors is None:
-            self._survivors = ProcessorWait(*(it.pid for it in tagged_processes(self.tag)))
+            left = tagged_processes(self.tag)
+            self._survivors = ProcessorWait(*(process.pid for process in left))
         return is_over
 
     def release(self) -> None:

@@ -263,14 +263,13 @@ class RankTable:
 
     def pulse(self, late_seconds: float) -> AgentHeartbeat:
         """Return the agent's heartbeat, which is so late, with the ranks that cannot send one."""
-        each = self._running.values()
-        waits = ((it.rank, it.attempt, it.starved_seconds(self._pulse_seconds)) for it in each)
+        each, pulse_seconds = self._running.values(), self._pulse_seconds
+        outside = (rank for rank in each if not rank.has_joined)
+        waits = ((rank.rank, rank.attempt, rank.starved_seconds(pulse_seconds)) for rank in each)
         return AgentHeartbeat(
-            stopped=tuple(
-                (it.rank, it.attempt) for it in each if not it.has_joined and is_stopped(it.pid)
-            ),
+            stopped=tuple((rank.rank, rank.attempt) for rank in outside if is_stopped(rank.pid)),
             # A pulse that is a little late says nothing: it would add up.
-            late_seconds=round(late_seconds, 1) if late_seconds > self._pulse_seconds / 2 else 0.0,
+            late_seconds=round(late_seconds, 1) if late_seconds > pulse_seconds / 2 else 0.0,
             starved=tuple(wait for wait in waits if wait[-1]),
         )
 
@@ -295,7 +294,7 @@ class RankTable:
 
         Their peers wait for a group without them, which needs neither containment nor record.
         """
-        unknown = [it for it in self._running.values() if it.rank not in self._exited_at]
+        unknown = [rank for rank in self._running.values() if rank.rank not in self._exited_at]
         new = [rank for rank in unknown if rank.process.has_exited()]
         died = [rank for rank in new if rank.is_member and rank.process.exit_status().is_failure]
         for rank in new:

@@ -218,7 +218,7 @@ class JobSnapshot:
 
         A scheduler may choose another machine for the same host.
         """
-        unfit = {it.host for it in self.agents.values() if it.is_unfit}
+        unfit = {agent.host for agent in self.agents.values() if agent.is_unfit}
         return self.is_scheduled or bool({*(self.spec.hosts or self.hosts)} - unfit - {rank.host})
 
     def rank_name(self, rank: RankSnapshot) -> str:

@@ -152,9 +152,9 @@ class SummaryView(_JobHeading, frozen=True, kw_only=True):
         another one has reported since.
         """
         found: dict[str, tuple[int, list[float]]] = {}
-        for it in self.workers:
-            for name, value in it.metrics.items():
-                step = it.metric_steps.get(name, 0)
+        for worker in self.workers:
+            for name, value in worker.metrics.items():
+                step = worker.metric_steps.get(name, 0)
                 newest, values = found.get(name, (step, []))
                 if step >= newest:
                     found[name] = step, [*values, value] if step == newest else [value]

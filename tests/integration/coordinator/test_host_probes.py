@@ -23,12 +23,12 @@ Hosts = list[dict[str, Any]]
 def hosts_when(installation: ClusterInstallation, condition: Callable[[Hosts], object]) -> Hosts:
     """Return what ``GET /hosts`` shows once it meets a condition."""
 
-    def look() -> Hosts:
+    def read() -> Hosts:
         found: Hosts = installation.request("GET", "/hosts").json()["hosts"]
         return found
 
     return await_value(
-        lambda: found if condition(found := look()) else None, lambda: f"hosts: {look()}"
+        lambda: found if condition(found := read()) else None, lambda: f"hosts: {read()}"
     )
 
 

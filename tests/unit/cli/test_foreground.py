@@ -7,7 +7,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from cli.services.foreground import LEFT_OVER, Follower, ServiceWarnings, private_environment
+from cli.services.following import LEFT_OVER, Follower
+from cli.services.foreground import private_environment
+from cli.services.terminal import ServiceWarnings
 from muster.client import Client
 from muster.client.errors import Conflict, NotFound
 from muster.contracts.errors import JobDiffers

@@ -472,7 +472,7 @@ def test_a_replaced_connection_reports_no_disconnect() -> None:
 def test_the_address_is_published_until_it_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.service.ADDRESS_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("coordinator.service.ADDRESS_CHECK_SECONDS", 0.001)
     file = tmp_path / "data" / "address.json"
     file.parent.touch()  # no directory can be created there yet
     ours = CoordinatorAddress(host="here", port=1)

@@ -36,20 +36,20 @@ def test_a_fault_is_taken_once_and_by_no_successor(tmp_path: Path) -> None:
     jobs = Jobs(database)
     job = submit(jobs, "a")
 
-    def look(table: JobTable) -> list[int]:
-        asyncio.run(table.look(Moment(monotonic=0.0, wall=NOON)))
+    def read(table: JobTable) -> list[int]:
+        asyncio.run(table.read_changes(Moment(monotonic=0.0, wall=NOON)))
         return [it.number for it in table.tracked[job.uid].faults]
 
     cluster = cluster_of_service(None, "n-0123456789ab", slots=2)
     table = JobTable(database, DataDir(tmp_path), cluster=cluster, node="n-0123456789ab")
-    assert look(table) == []
+    assert read(table) == []
     for _ in range(2):
         jobs.request_fault(job, FAULT)
-    assert look(table) == [1, 2]
+    assert read(table) == [1, 2]
     jobs.set_pause(job.job_id, paused=True)
-    assert look(table) == [1, 2]
+    assert read(table) == [1, 2]
     successor = JobTable(database, DataDir(tmp_path), cluster=cluster, node="n-0123456789ab")
-    assert look(successor) == []
+    assert read(successor) == []
     database.close()
 
 

@@ -42,7 +42,7 @@ class Table:
     """One job, and nothing new about it in the database."""
 
     job: TrackedJob
-    looks: int = 0
+    reads: int = 0
 
     @property
     def tracked(self) -> dict[JobUid, TrackedJob]:
@@ -51,8 +51,8 @@ class Table:
     def admitted(self) -> list[TrackedJob]:
         return [self.job]
 
-    async def look(self, _now: object) -> None:
-        self.looks += 1
+    async def read_changes(self, _now: object) -> None:
+        self.reads += 1
 
     def admit(self, _now: object) -> None: ...
 
@@ -229,7 +229,7 @@ def test_nothing_is_decided_while_the_database_is_away() -> None:
         raise DatabaseUnavailable("away")
 
     stage.run(database_is_away)
-    assert stage.table.looks < 100
+    assert stage.table.reads < 100
     assert stage.job.decided == [StartAgent(host=LOCAL_HOST)]
 
 
@@ -267,7 +267,7 @@ def test_heartbeats_alone_do_not_wake_the_loop(monkeypatch: pytest.MonkeyPatch) 
         stage.observe(AgentSaid(host=LOCAL_HOST, message=AgentHeartbeat(stopped=())))
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert stage.table.looks == 1
+        assert stage.table.reads == 1
         stage.observe(RankSaid(rank=0, attempt=0, message=beat(3, stopping=True)))
         await looked(stage, 2)
         assert stage.job.snapshot.ranks[0].progress.step == 3
@@ -291,11 +291,11 @@ def test_only_wake_ups_rest_after_a_long_round(monkeypatch: pytest.MonkeyPatch) 
         stage.loop.wake_soon()
         await looked(stage, 1)
         await asyncio.sleep(0.1)  # until it waits again
-        rounds = stage.table.looks
+        rounds = stage.table.reads
         stage.loop.wake_soon()
         await asyncio.sleep(0.1)
         stage.observe(AgentSaid(host=LOCAL_HOST, message=AgentHeartbeat(stopped=())))
-        assert stage.table.looks == rounds
+        assert stage.table.reads == rounds
         stage.observe(LoopStalled(seconds=0.0))
         await looked(stage, rounds + 1)
         stage.loop.hand_over()
@@ -306,5 +306,5 @@ def test_only_wake_ups_rest_after_a_long_round(monkeypatch: pytest.MonkeyPatch) 
 
 async def looked(stage: Stage, times: int) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while stage.table.looks < times:  # noqa: ASYNC110  it only counts
+        while stage.table.reads < times:  # noqa: ASYNC110  it only counts
             await asyncio.sleep(0.001)

@@ -191,7 +191,7 @@ def test_the_end_of_an_agent_is_that_of_its_job(
     ended: str | None,
     cancelled: list[str],
 ) -> None:
-    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coordinator.launchers.scheduler.LIST_SECONDS", 0.0)
     scheduler = FakeScheduler(*map(named, lists))
 
     async def check() -> None:
@@ -233,7 +233,7 @@ def test_a_job_is_submitted_once_and_given_up_in_time(
     lists: list[List],
     ended: str | None,
 ) -> None:
-    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coordinator.launchers.scheduler.LIST_SECONDS", 0.0)
     monkeypatch.setattr("coordinator.launchers.scheduler.UNLISTED_SECONDS", patience_seconds)
     scheduler = FakeScheduler(*map(named, lists), problem=problem)
 
@@ -248,7 +248,7 @@ def test_a_job_is_submitted_once_and_given_up_in_time(
 def test_jobs_of_others_and_of_later_agents_are_not_touched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coordinator.launchers.scheduler.LIST_SECONDS", 0.0)
     names = [("u", "slurm-1", 1), ("u", "slurm-1", 3), ("u", "slurm-10", 1), ("v", "slurm-1", 1)]
     jobs = {agent_job_name(*it): SchedulerJob(id=str(n)) for n, it in enumerate(names)}
     jobs |= {"muster-u-slurm-1-gone": SchedulerJob(id="8"), "train": SchedulerJob(id="9")}
@@ -293,17 +293,17 @@ def test_what_sbatch_says_tells_whether_to_try_again(
 def test_a_list_under_way_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, turns: int
 ) -> None:
-    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coordinator.launchers.scheduler.LIST_SECONDS", 0.0)
     squeue = tmp_path / "squeue"
     squeue.write_text("#!/bin/sh\n")
     squeue.chmod(0o755)
 
     async def end_early() -> None:
         jobs = SchedulerJobs(Slurm({"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
-        looking = asyncio.ensure_future(jobs.look())
+        listing = asyncio.ensure_future(jobs.list_jobs())
         for _ in range(turns):
             await asyncio.sleep(0)
-        looking.cancel()
+        listing.cancel()
         await jobs.close()
 
     asyncio.run(end_early())
@@ -325,7 +325,7 @@ def test_a_list_under_way_does_not_hold_up_the_end(
 def test_a_sweep_touches_only_what_no_open_job_owns(
     monkeypatch: pytest.MonkeyPatch, name: str, job: SchedulerJob, outcome: str
 ) -> None:
-    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coordinator.launchers.scheduler.LIST_SECONDS", 0.0)
     other = "muster-unknown-slurm-9-g9"
     listed = {name: job, other: SchedulerJob(id="9", words="waits")}
     scheduler = FakeScheduler(listed, listed)
