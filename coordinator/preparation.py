@@ -103,9 +103,7 @@ def agent_assignment(
         host=host,
         generation=agent.generation,
         token=job.tokens.get(host, ""),
-        coordinators=()
-        if endpoint is None
-        else (CoordinatorAddress(host=endpoint[0], port=endpoint[1]),),
+        coordinator=endpoint and CoordinatorAddress(host=endpoint[0], port=endpoint[1]),
     )
     ranks, job_id = snapshot.ranks_on(host), snapshot.job_id
     given = assignment_of(order, job_id, snapshot.spec, settings, is_local=agent.is_local)

@@ -132,10 +132,11 @@ class Service:
         stamp("lease won")
         launcher = LocalLauncher(self._environ, self._limits)
         forwarded = home = None
-        if self._other_nodes and self._settings.agent_endpoint is None:
-            forwarded = listen(LOOPBACK, 0)  # before the first order, which has to name the port
-            host, port = forwarded.getsockname()
-            home = CoordinatorAddress(host=host, port=port, number=(lease.epoch, 0))
+        if self._other_nodes:
+            if (endpoint := self._settings.agent_endpoint) is None:
+                forwarded = listen(LOOPBACK, 0)  # before the first order, which names the port
+                endpoint = forwarded.getsockname()
+            home = CoordinatorAddress(host=endpoint[0], port=endpoint[1], number=(lease.epoch, 1))
         others = CommandLaunchers(self._other_nodes, self._environ, self._data, home)
         hosts = Hosts(self._database)
 

@@ -69,7 +69,6 @@ TICK_SECONDS: Final = 0.25
 GROUP_SECONDS: Final = 0.005
 """How long the containment of a dead rank waits for the survivors' new group."""
 
-RECONNECT_SECONDS: Final = 0.5
 WELCOME_SECONDS: Final = 5.0
 """How long a coordinator may take to accept us; it does not need its database for that."""
 
@@ -197,8 +196,7 @@ class Agent:
         if self._has_new_coordinator(now, ADDRESS_SEARCH_SECONDS) or now >= self._next_connect:
             self._link.close()  # a coordinator that has not accepted us by now is dead
             self._connect()
-            wait_seconds = WELCOME_SECONDS if self._link.is_open else RECONNECT_SECONDS
-            self._next_connect = now + wait_seconds
+            self._next_connect = now + WELCOME_SECONDS
         alone_seconds = _since_boot() - self._last_connected
         timeout = self._assignment.orphan_timeout_seconds
         if alone_seconds >= timeout + self._assignment.stop_grace_seconds:

@@ -43,7 +43,7 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings.environ import SERVICE_ONLY, SINGLE_THREADED
 from muster.contracts.settings.paths import DataDir, JobFiles, LogName
 from muster.host.containment import kill_job, tagged_processes
-from muster.host.files import closing, existing, file_mark, publish_newer_address, shares_directory
+from muster.host.files import closing, existing, file_mark, publish_address, shares_directory
 from muster.host.gpus import describe_gpus
 from muster.host.limits import ShellLimits, memory_limits, usable_processors
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
@@ -80,7 +80,8 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
             if order.kills:
                 kill(agent)
             elif order.coordinator is not None:
-                publish_newer_address(order.coordinator, _address_file(order))
+                file = DataDir(Path(order.data_dir)).coordinator_address
+                publish_address(order.coordinator, file)
             _watch(agent, lambda: None)
         case CleanHost():
             _say(HostClean(left=kill_job(order.job_uid, order.known)))
@@ -161,8 +162,8 @@ def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
     files.run.mkdir(exist_ok=True)
     environ = {name: value for name, value in os.environ.items() if name not in SERVICE_ONLY}
     environ |= order.environment
-    if order.coordinator is not None:
-        publish_newer_address(order.coordinator, Path(assignment.address_file))
+    if assignment.coordinator is not None:
+        publish_address(assignment.coordinator, Path(assignment.address_file))
     with files.agent_log.open("ab") as log:
         process = start_agent(assignment, log, environ, limits)
     agent = identify(process.pid, or_zombie=True)
@@ -190,19 +191,6 @@ def _find(order: WatchAgent) -> ProcessRecord | None:
     return next(iter(tagged_processes(agent_tag(order.job_uid))), None)
 
 
-def _address_file(order: WatchAgent) -> Path:
-    """Return where the job's agent reads the coordinator's address. Raises OSError."""
-    return _files(order).coordinator_address
-
-
-def _files(order: WatchAgent | FetchLogs) -> JobFiles:
-    """Return the files of a job. Raises OSError if there are none."""
-    found = _job_directories(DataDir(Path(order.data_dir))).get(order.job_uid)
-    if found is None:
-        raise OSError(f"job {order.job_uid} has no directory in {order.data_dir}")
-    return found
-
-
 def _job_directories(data: DataDir) -> dict[str, JobFiles]:
     """Return the files of each job that has a directory here, by the job's uid."""
     roots = data.jobs.iterdir() if data.jobs.is_dir() else ()
@@ -215,7 +203,9 @@ def _send_logs(order: FetchLogs) -> None:
     # Other orders need no connection of an agent, whose modules take long to load.
     from worker.coordinator.log_sender import LogPasses  # noqa: PLC0415
 
-    files = _files(order)
+    files = _job_directories(DataDir(Path(order.data_dir))).get(order.job_uid)
+    if files is None:
+        raise OSError(f"job {order.job_uid} has no directory in {order.data_dir}")
     if tagged_processes(f"{order.job_uid}/"):
         raise OSError(f"processes of job {order.job_uid} still run")
     if order.home is None or file_mark(files.owner) == order.home:

@@ -114,7 +114,7 @@ class AgentServer:
         local = listen("127.0.0.1", 0)
         self._links.accept(local, is_remote=False)
         host, port = local.getsockname()[:2]
-        return CoordinatorAddress(host=host, port=port)
+        return CoordinatorAddress(host=host, port=port, number=(self._epoch, 0))
 
     async def stop(self) -> None:
         """Close all connections; agents and ranks run on."""

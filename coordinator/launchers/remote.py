@@ -18,7 +18,6 @@ from coordinator.launchers.launcher import AgentProcess, AgentValues, NotStarted
 from coordinator.launchers.line import Line
 from coordinator.launchers.ssh import SocketDirectory, SshMaster
 from muster.cluster.description import ClusterNode
-from muster.cluster.requests import forwarded
 from muster.contracts.errors import printable
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.messages.attach import (
@@ -90,8 +89,6 @@ class CommandLauncher:
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, assignment, secrets_dir)
-        if self._master is not None and self._master.home is not None:
-            complete = forwarded(complete)
         with ExitStack() as opened:
             async with probe_file(assignment.checkpoint_dir) as probe:
                 order = LaunchAgent(
@@ -230,10 +227,8 @@ class CommandLauncher:
                         why = await self._master.open() if self._master is not None else ""
                         if not why:
                             line = opened.enter_context(closing(self._start_client()))
-                            if isinstance(order, LaunchAgent | WatchAgent) and self._master:
-                                order = replace(order, coordinator=self._master.address)
                             if not (why := await line.problem()):
-                                await line.give(order)
+                                await line.give(self._addressed(order))
                 except (TimeoutError, OSError) as error:
                     why = str(error) or f"no answer within {READY_SECONDS:g} s"
                 if why:
@@ -243,6 +238,13 @@ class CommandLauncher:
                     raise NotStarted(message)
                 opened.pop_all()
         return line
+
+    def _addressed(self, order: Order) -> Order:
+        """Return an order with where the host reaches us now."""
+        address = None if self._master is None else self._master.address
+        if address is not None and isinstance(order, LaunchAgent):
+            return replace(order, assignment=replace(order.assignment, coordinator=address))
+        return replace(order, coordinator=address) if isinstance(order, WatchAgent) else order
 
     def _start_client(self) -> Line:
         words = module_command("worker.attach")
@@ -289,7 +291,7 @@ class CommandLaunchers(dict[str, CommandLauncher]):
         data: DataDir,
         home: CoordinatorAddress | None = None,
     ) -> None:
-        """`home` is where SSH connections lead agents that know no address of this host."""
+        """`home` is where agents reach us; SSH forwards one on the loopback interface."""
         super().__init__()
         self._environ = environ
         self._sockets = SocketDirectory(data.ssh_sockets)

@@ -23,6 +23,7 @@ from weakref import WeakSet
 from coordinator.launchers.line import Line
 from muster.cluster.description import ClusterNode
 from muster.cluster.requests import SSH, login_words
+from muster.contracts.agent import LOOPBACK
 from muster.contracts.interpreter import VERSION
 from muster.contracts.messages.assignment import CoordinatorAddress
 from muster.contracts.messages.attach import HostReady
@@ -85,19 +86,19 @@ class SshMaster:
         sockets: SocketDirectory,
         home: CoordinatorAddress | None,
     ) -> None:
-        """`home` is where connections are forwarded to; None if agents reach us without that."""
+        """`home` is where agents reach us, if there are any; as in `CommandLaunchers`."""
         self._host = login_words(node)
         self._login = node.host if node.user is None else f"{node.user}@{node.host}"
         self._environ = environ
         self._sockets = sockets
         self._socket = Path()
-        self.home = home
+        self._home = home
         self._opening: asyncio.Task[str] | None = None
         self._ended: asyncio.Task[None] | None = None
         self._lines: WeakSet[Line] = WeakSet()
         self.by_hand = ["ssh", self._login]  # for a person
-        self.address: CoordinatorAddress | None = None
-        """Where agents on the host reach us through this connection."""
+        self.address = home
+        """Where agents on the host reach us, if need be through this connection."""
 
     async def open(self) -> str:
         """Connect unless we are; return why that is not possible, "" if it is."""
@@ -156,17 +157,17 @@ class SshMaster:
 
     async def _forward(self) -> str:
         """Have the host forward a free port of its own to us; return why it does not."""
-        if self.home is None:
+        if self._home is None or self._home.host != LOOPBACK:
             return ""
         # The answer is its output. On the master's command line it would be a remark among errors.
-        where = f"{self.home.host}:0:{self.home.host}:{self.home.port}"
+        where = f"{LOOPBACK}:0:{LOOPBACK}:{self._home.port}"
         words = ["ssh", "-F", "none", "-o", f"ControlPath={self._socket}", "-O", "forward", "-R"]
         with closing(Line([*words, where, *self._host], self._environ)) as line:
             port = await line.read()
             if port is None or not port.isdigit():
                 return line.last_error()
-        number = self.home.number[0], self._sockets.count
-        self.address = CoordinatorAddress(host=self.home.host, port=int(port), number=number)
+        number = self._home.number[0], self._sockets.count
+        self.address = CoordinatorAddress(host=LOOPBACK, port=int(port), number=number)
         return ""
 
     def _end(self, master: Line) -> None:

@@ -25,7 +25,7 @@ from muster.contracts.location import parse_location
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress, VramNeed
 from muster.contracts.messages.attach import JOIN_ORDER, JoinOrder, LaunchAgent, ProbeFile
 from muster.contracts.settings.environ import STORE_KEYS, agent_heartbeat_seconds
-from muster.contracts.settings.paths import DataDir, JobFiles
+from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
 from muster.contracts.views.job import AgentRequest
 
@@ -73,7 +73,7 @@ def planned_request(
         host=next(iter(spec.scheduled_hosts), node.name),
         generation=1,
         token=TOKEN,
-        coordinators=(ADDRESS,) * (engine != "local" and settings.agent_endpoint is not None),
+        coordinator=None if engine == "local" else ADDRESS,
     )
     name = agent_job_name(order.job_uid, order.host, order.generation)
     if engine == "kubernetes":
@@ -91,16 +91,10 @@ def planned_request(
     if is_local:
         content = msgspec.to_builtins(assignment)
         return AgentRequest(engine=engine, command=command("worker.agent"), content=content)
-    if settings.agent_endpoint is None:
-        assignment = forwarded(assignment)
     probe = None
     if place := assignment.checkpoint_dir:
         probe = ProbeFile(directory=place, name=f".muster-probe-{TOKEN}", content=TOKEN)
-    launch = LaunchAgent(
-        assignment=assignment,
-        probe=probe,
-        coordinator=ADDRESS if assignment.is_forwarded else None,
-    )
+    launch = LaunchAgent(assignment=assignment, probe=probe)
     words = [*SSH, *login_words(node), shlex.join(command("worker.attach"))]
     return AgentRequest(engine=engine, command=words, content=msgspec.to_builtins(launch))
 
@@ -158,12 +152,6 @@ def assignment_of(
         store_keys=None if all(isinstance(place, Path) for place in places) else {},
         checkpoint_dir=str(saves_to) if isinstance(saves_to, Path) and not is_local else None,
     )
-
-
-def forwarded(assignment: AgentAssignment) -> AgentAssignment:
-    """Return the assignment of an agent that reaches the coordinator through SSH."""
-    address_file = str(JobFiles(Path(assignment.job_root)).coordinator_address)
-    return replace(assignment, address_file=address_file, is_forwarded=True)
 
 
 def login_words(node: ClusterNode) -> list[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.messages.agent import LogHello
-from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.messages.logs import (
     PART_BYTES,
     BatchKept,
@@ -38,7 +38,7 @@ from muster.contracts.settings.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles
 from muster.host import files as host_files
 from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.logs.log_file import open_log
-from worker.coordinator.link import HomeLink, coordinator_addresses
+from worker.coordinator.link import AddressFile, HomeLink
 
 PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
 PAUSE_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
@@ -50,12 +50,12 @@ RETRY_SECONDS: Final = 0.5
 class Channel:
     """The conversation of `muster.contracts.messages.logs` on a link, which raises its errors."""
 
-    def __init__(self, own: AgentAssignment, address: CoordinatorAddress) -> None:
+    def __init__(self, own: AgentAssignment) -> None:
         self.is_asked_to_drain = False
         self._unkept_bytes = 0
         owner = JobFiles(Path(own.job_root)).owner.stat()
         hello = LogHello(directory=(owner.st_ino, owner.st_mtime_ns))
-        self._link = HomeLink(own, address, hello)
+        self._link = HomeLink(own, hello, AddressFile(own))
 
     def sizes_at_home(self) -> dict[tuple[LogName, Kind], int]:
         """Return what the coordinator says first."""
@@ -233,9 +233,8 @@ def send_logs(own: AgentAssignment, is_ending: threading.Event) -> None:
 
     Returns once everything is home that was there when `is_ending` was set.
     """
-    attempts = Reconnect(coordinator_addresses(own), RETRY_SECONDS)
-    for _ in attempts:
-        with suppress(*LINK_ERRORS), closing(Channel(own, attempts.next_address())) as channel:
+    for _ in Reconnect(RETRY_SECONDS):
+        with suppress(*LINK_ERRORS), closing(Channel(own)) as channel:
             _serve(channel, JobFiles(Path(own.job_root)), is_ending)
             return
 

@@ -36,7 +36,7 @@ from muster.contracts.messages.storage import (
 from muster.contracts.messages.wire import decode_store_answer, encode
 from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.runtime.storage_client import error_of
-from worker.coordinator.link import HomeLink, coordinator_addresses
+from worker.coordinator.link import AddressFile, HomeLink
 
 REACH_SECONDS: Final = 30.0
 """How long a call waits for a coordinator: a successor takes over within seconds."""
@@ -52,7 +52,7 @@ class CoordinatorLine:
 
     def __init__(self, own: AgentAssignment) -> None:
         self._own: Final = own
-        self.reconnect: Final = Reconnect(coordinator_addresses(own), RETRY_SECONDS, REACH_SECONDS)
+        self.reconnect: Final = Reconnect(RETRY_SECONDS, REACH_SECONDS)
         self.link: HomeLink | None = None
         """What a store has claimed holds for this one."""
 
@@ -60,7 +60,7 @@ class CoordinatorLine:
         """Connect unless that is done. Raises OSError, `WireError`, `AuthenticationFailed`."""
         if self.link is not None:
             return
-        self.link = HomeLink(self._own, self.reconnect.next_address(), StoreHello())
+        self.link = HomeLink(self._own, StoreHello(), AddressFile(self._own))
         try:
             decode_store_answer(self.link.receive())  # it listens
         except BaseException:

@@ -36,7 +36,6 @@ class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
     """Inode and modification time (ns) of what marks the job's directory on the coordinator's host.
     Agents of two hosts in one directory would take each other for successors."""
     probe: ProbeFile | None = None  # of the directory of checkpoints, which hosts may share
-    coordinator: CoordinatorAddress | None = None  # to be written into the agent's address file
 
 
 JOIN_ORDER: Final = "MUSTER_JOIN_ORDER"
@@ -53,7 +52,7 @@ class JoinOrder(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     generation: int
     token: str
-    coordinators: tuple[CoordinatorAddress, ...]
+    coordinator: CoordinatorAddress | None  # None for an agent on its host, which does not join
 
 
 class JoinExit(IntEnum):
@@ -78,7 +77,7 @@ class WatchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
     job_uid: str
     process: ProcessRecord | None  # None if it is known by the job alone
     kills: bool = False  # end it first
-    coordinator: CoordinatorAddress | None = None  # tell it, by the file in its job's directory
+    coordinator: CoordinatorAddress | None = None  # to be written into the host's address file
     data_dir: str = ""
 
 

@@ -3,7 +3,7 @@
 <data_dir>/
   muster.db                       the database, unless MUSTER_DATABASE_URL names another; its locks
   node.key                        the key pair of this node, whose id is derived from it
-  coordinator.json                the address where the coordinator accepts agents
+  coordinator.json                where processes of this host reach the coordinator
   disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
   up.log, up.log.1                output of a detached `muster up` and its services
@@ -112,7 +112,6 @@ class JobFiles:
     logs = _Below("logs")
     run = _Below("run")
     agent_log = _Below("run/agent.log")
-    coordinator_address = _Below("run/coordinator.json")  # of an agent that reaches it through SSH
     storage_log = _Below("run/storage.log")
     storage_socket = _Below("run/storage.sock")
     exits = _Below("run/exits")

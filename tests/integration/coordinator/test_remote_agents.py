@@ -14,6 +14,7 @@ from muster.contracts.messages.agent import AgentHello, StartRank, TerminateRank
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.messages.wire import encode
 from muster.contracts.settings.environ import PROCESS_TAG
+from muster.host.files import publish_address
 from muster.links.frames import frame
 from muster.links.serving import PENDING_LIMIT
 from tests.support.agent_stage import order_of
@@ -55,17 +56,16 @@ class Pair:
             generation=HELLO.generation,
             token=HELLO.token,
             job_root=str(self.other.local),
-            address_file="",
-            coordinators=(
-                CoordinatorAddress(host="127.0.0.1", port=PORT),  # no process listens there
-                CoordinatorAddress(host=self.control.address, port=PORT),
-            ),
+            address_file=str(self.other.local / "coordinator.json"),
+            coordinator=CoordinatorAddress(host=self.control.address, port=PORT),
             is_managed=False,
             orphan_timeout_seconds=600.0,
             stop_grace_seconds=1.0,
             agent_heartbeat_seconds=0.2,
             max_log_bytes=1 << 20,
         )
+        assert assignment.coordinator is not None
+        publish_address(assignment.coordinator, self.other.directory / "coordinator.json")
         given = self.root / "assignment"
         given.write_bytes(msgspec.json.encode(assignment))
         environ = {**without_ours(os.environ), PROCESS_TAG: f"{HELLO.job_uid}/agent"}
@@ -99,7 +99,7 @@ def test_an_agent_of_another_host_runs_a_rank(pair: Pair) -> None:
     server.send_signal(signal.SIGKILL)
     server.wait()
     pair.serve()
-    pair.await_connected(2)  # it has no address file to look at
+    pair.await_connected(2)  # its address file has not changed
 
 
 def test_a_connection_that_is_not_sealed_is_closed(pair: Pair) -> None:

@@ -5,10 +5,12 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +31,7 @@ from muster.contracts.settings.environ import PROCESS_TAG
 from muster.contracts.settings.paths import DataDir, JobFiles
 from muster.contracts.settings.services import ServiceSettings
 from muster.host.containment import tagged_processes
-from muster.host.files import publish_newer_address, read_coordinator_address
+from muster.host.files import publish_address, read_coordinator_address
 from muster.host.processes import descendants, environment_of, this_process
 from muster.runtime.archive import claim_directory
 from muster.runtime.secrets import SecretStore
@@ -312,18 +314,26 @@ def test_a_clock_that_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_older_connection_does_not_change_the_address(tmp_path: Path) -> None:
     file = tmp_path / "coordinator.json"
-    older, newer, next_epoch = (
-        CoordinatorAddress(host="127.0.0.1", port=port, number=number)
-        for port, number in ((1, (3, 4)), (2, (3, 5)), (3, (4, 1)))
-    )
-    for told, kept in (
-        (newer, newer),
-        (older, newer),
-        (next_epoch, next_epoch),
-        (newer, next_epoch),
-    ):
-        publish_newer_address(told, file)
-        assert read_coordinator_address(file) == kept
+    with socket.create_server(("127.0.0.1", 0)) as first, ExitStack() as opened:
+        second = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        older, newer, next_epoch = (
+            CoordinatorAddress(host="127.0.0.1", port=by.getsockname()[1], number=number)
+            for by, number in ((first, (3, 4)), (first, (3, 5)), (second, (4, 1)))
+        )
+        for told, kept in (
+            (newer, newer),
+            (older, newer),
+            (next_epoch, next_epoch),
+            (newer, next_epoch),
+        ):
+            with (
+                nullcontext() if told == kept else pytest.raises(OSError, match="newer coordinator")
+            ):
+                publish_address(told, file)
+            assert read_coordinator_address(file) == kept
+        opened.close()
+        publish_address(newer, file)
+        assert read_coordinator_address(file) == newer, "a restored database counts from less"
 
 
 def test_a_rank_elsewhere_may_live() -> None:

@@ -12,17 +12,19 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.remote import CommandLaunchers
 from coordinator.launchers.ssh import SocketDirectory
 from muster.cluster.description import ClusterNode
 from muster.contracts.messages.assignment import CoordinatorAddress
-from muster.contracts.settings.paths import DataDir, JobFiles
+from muster.contracts.settings.paths import DataDir
 from muster.host.files import read_coordinator_address
 from muster.host.processes import descendants
 from stress.frozen_hosts import command_of
 from tests.support.clusters import (
+    AGENT_PORT,
     SSHD,
     ClusterInstallation,
     cluster,
@@ -75,9 +77,14 @@ def test_agents_come_home_through_ssh(tmp_path: Path) -> None:
         wait_until_heard(installation, job_id)
         installation.coordinator.end(signal.SIGKILL)
         await_value(lambda: not clients(installation), lambda: f"{clients(installation)}")
-        installation.coordinator.start()
-        adopted = wait_until_heard(installation, job_id)
-        assert pids(adopted) == pids(before)
+        first, *_ = installation.machines
+        for address in ("", f"{first.address}:{AGENT_PORT}"):
+            installation.coordinator.environment["MUSTER_AGENT_ADDRESS"] = address
+            installation.coordinator.start()
+            adopted = wait_until_heard(installation, job_id)
+            assert pids(adopted) == pids(before)
+            if not address:
+                installation.coordinator.end(signal.SIGKILL)
         ended = installation.complete(job_id)
         kinds = installation.kinds(job_id)
         assert (ended["restarts"], kinds.count("rank_started")) == (0, 6)
@@ -302,19 +309,19 @@ def test_more_orders_than_sessions_are_carried_out(sshd: Sshd) -> None:
         with closing(sshd.launchers()) as launchers:
             async with Scene(sshd.data.jobs, lambda: launchers["elsewhere"]) as scene:
                 by = scene.launcher()
-                given = [scene.assignment() for _ in range(4)]
+                file = str(sshd.data.coordinator_address)
+                given = [replace(scene.assignment(), address_file=file) for _ in range(4)]
                 await asyncio.gather(*(scene.start(by, it) for it in given))
-                files = [JobFiles(Path(it.job_root)).coordinator_address for it in given]
-                first = {read_coordinator_address(file) for file in files}
-                assert len(first) == 1
+                first = read_coordinator_address(sshd.data.coordinator_address)
+                assert first is not None
                 for pid in descendants(os.getpid()):
                     if MASTER in command_of(pid):
                         os.kill(pid, signal.SIGKILL)
 
-                def have_heard() -> bool:
-                    return {read_coordinator_address(file) for file in files}.isdisjoint(first)
+                def is_replaced() -> bool:
+                    return read_coordinator_address(sshd.data.coordinator_address) != first
 
-                await asyncio.to_thread(await_value, have_heard, lambda: f"{files}")
+                await asyncio.to_thread(await_value, is_replaced, lambda: f"{first}")
                 assert all(len(agents_of(it.job_uid)) == 1 for it in given)
 
     asyncio.run(check())

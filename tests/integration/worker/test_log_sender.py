@@ -72,12 +72,15 @@ class Way:
             words += [encode(ORDER).hex(), str(self.files("home").root)]
             argv = [sys.executable, "-m", "tests.support.agent_server", *words]
         else:
-            argv = module_command("worker.storage")
+            argv = module_command("worker.storage" if name == "sender" else "worker.agent")
         with self.heard.open("ab") as heard:
             process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=heard, stderr=heard)
         self.processes[name] = process
+        assert process.stdin is not None
+        if name == "agent":
+            process.stdin.write(msgspec.json.encode(self.assignment()))
+            process.stdin.close()
         if name == "sender":
-            assert process.stdin is not None
             socket = str(self.socket) if self.sends_checkpoints else ""
             order = StorageAssignment(
                 socket=socket, stop_grace_seconds=1.0, keys={}, agent=self.assignment()
@@ -93,8 +96,7 @@ class Way:
             token=HELLO.token,
             job_root=str(self.files("away").root),
             address_file=str(self.address_file),
-            coordinators=() if self.address_file.exists() else (self.address,),
-            is_forwarded=self.address_file.exists(),
+            coordinator=self.address,
             is_managed=False,
             orphan_timeout_seconds=600.0,
             stop_grace_seconds=1.0,
@@ -121,6 +123,7 @@ def way(tmp_path: Path) -> Iterator[Way]:
     for name in ("home", "away"):
         way.files(name).exits.mkdir(parents=True)
         way.files(name).owner.write_text(HELLO.job_uid)
+    publish_address(way.address, way.address_file)
     yield way
     for name in [*way.processes]:
         way.end(name)
@@ -161,26 +164,39 @@ def test_a_sender_that_is_told_to_end_first_sends_all(way: Way) -> None:
     assert home.log(0, 0).read_text() == "the last line\n"
 
 
-def test_a_sender_leaves_a_coordinator_that_was_replaced(way: Way) -> None:
-    """The first one is stopped, and not dead: its connection stays open."""
-    publish_address(way.address, way.address_file)
-    away = way.files("away")
+def test_all_links_leave_a_coordinator_that_was_replaced(way: Way) -> None:
+    """Those of agent, logs and checkpoints. It is stopped, and not dead: connections stay open."""
+    way.sends_checkpoints = True
+    away, home = way.files("away"), way.files("home")
     index = LogIndex(away.log(0, 0), away.times(0, 0))
-    for name in ("server", "sender"):
+    for name in ("server", "agent"):
         way.start(name)
-    away.log(0, 0).write_text("to the first\n")
-    index.note(1.0)
-    await_value(lambda: way.size_at_home() > 0, lambda: end_of(way.heard))
-    way.processes["stopped"] = way.processes.pop("server")
-    way.processes["stopped"].send_signal(signal.SIGSTOP)
-    way.port = free_port()
-    way.start("server")
-    publish_address(way.address, way.address_file)
-    with away.log(0, 0).open("a") as log:
-        log.write("to the second\n")
-    index.note(2.0)
-    size = away.log(0, 0).stat().st_size
-    await_value(lambda: way.size_at_home() == size, lambda: end_of(way.heard))
+    session, warnings = session_of(home.root / "checkpoints"), list[str]()
+    connection = StorageConnection(away.storage_socket, session, warnings.append)
+    with closing(RemoteCheckpoints(connection, warnings.append)) as rank, closing(connection):
+        rank.claim()
+        for step in (1, 2):
+            await_value(
+                lambda: way.heard.read_text().count("\nconnected ") == step,  # noqa: B023
+                lambda: end_of(way.heard),
+            )
+            with away.log(0, 0).open("a") as log:
+                log.write(f"to coordinator {step}\n")
+            index.note(step)
+            rank.save(step, Position(step=step), STATE | {"step": step}, print)
+            rank.flush()
+            size = away.log(0, 0).stat().st_size
+            await_value(lambda: way.size_at_home() == size, lambda: end_of(way.heard))  # noqa: B023
+            if step == 1:
+                way.processes["stopped"] = way.processes.pop("server")
+                way.processes["stopped"].send_signal(signal.SIGSTOP)
+                way.port = free_port()
+                way.start("server")
+                publish_address(way.address, way.address_file)
+        found = rank.restore()
+    assert found is not None
+    assert found.step == found.state["step"] == 2
+    assert warnings == []
 
 
 def test_a_sender_ends_with_its_agent(way: Way) -> None:

@@ -45,7 +45,7 @@ ORDER = JoinOrder(
     host="slurm-1",
     generation=2,
     token="secret",  # noqa: S106
-    coordinators=(CoordinatorAddress(host="10.0.0.1", port=7400),),
+    coordinator=CoordinatorAddress(host="10.0.0.1", port=7400),
 )
 ASSIGNMENT = AgentAssignment(
     **msgspec.structs.asdict(ORDER),

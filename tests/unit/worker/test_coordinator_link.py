@@ -44,10 +44,10 @@ class Wire:
 
     def link_to(
         self,
-        *coordinators: CoordinatorAddress,
+        coordinator: CoordinatorAddress | None = None,
         on_message: Callable[[CoordinatorMessage], None] | None = None,
     ) -> CoordinatorLink:
-        """Return the link of an agent that was given these addresses, or the address file."""
+        """Return the link of an agent of the coordinator's host, or of one that began with this."""
         assignment = AgentAssignment(
             job_uid=HELLO.job_uid,
             host=HELLO.host,
@@ -55,7 +55,7 @@ class Wire:
             token=HELLO.token,
             job_root="",
             address_file=str(self.address_file),
-            coordinators=coordinators,
+            coordinator=coordinator,
             is_managed=False,
             orphan_timeout_seconds=0,
             stop_grace_seconds=0,
@@ -64,8 +64,8 @@ class Wire:
         )
         return CoordinatorLink(assignment, self.selector, on_message or self.received.append)
 
-    def is_published_at(self, port: int) -> None:
-        address = CoordinatorAddress(host="127.0.0.1", port=port)
+    def is_published_at(self, port: int, way: int = 0) -> None:
+        address = CoordinatorAddress(host="127.0.0.1", port=port, number=(1, way))
         self.address_file.write_bytes(msgspec.json.encode(address))
 
     def accepts(self) -> socket.socket:
@@ -212,11 +212,13 @@ def test_a_new_published_address_is_noticed(wire: Wire) -> None:
     assert wire.link.has_new_address, "without a connection too"
 
 
-@pytest.fixture
-def sealed(wire: Wire) -> Wire:
-    """The wire of an agent that was given the coordinator's address."""
-    wire.address_file.unlink()
-    wire.link = wire.link_to(wire.address)
+@pytest.fixture(params=["the agent is remote", "the coordinator is remote now"])
+def sealed(wire: Wire, request: pytest.FixtureRequest) -> Wire:
+    """The wire between an agent and a coordinator of another host than started it, or is its."""
+    if request.param == "the agent is remote":
+        wire.link = wire.link_to(wire.address)
+    else:
+        wire.is_published_at(wire.address.port, way=1)
     return wire
 
 
@@ -309,15 +311,18 @@ def test_no_answer_in_clear_is_obeyed(sealed: Wire, answer: bytes) -> None:
     assert sealed.received == []
 
 
-def test_fixed_addresses_are_tried_in_turn(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_is_tried_again_after_a_pause(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("worker.coordinator.link.RETRY_SECONDS", 3600.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = CoordinatorAddress(host="127.0.0.1", port=taken.getsockname()[1])
-    wire.link = wire.link_to(nobody, wire.address)
+        port = taken.getsockname()[1]
+    wire.is_published_at(port)
     if wire.link.connect():
         wire.turns_until(lambda: not wire.link.is_open)
     assert not wire.link.has_new_address, "a pause is kept"
     monkeypatch.setattr("worker.coordinator.link.RETRY_SECONDS", 0.0)
+    wire.is_published_at(wire.address.port)
     assert wire.link.connect()
     wire.accepts()
     assert not wire.link.has_new_address, "it is connected"
