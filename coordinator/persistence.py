@@ -107,13 +107,13 @@ def agent_rows(snapshot: JobSnapshot, attachment: Attachment) -> list[AgentRecor
     return [
         AgentRecord(
             host=host,
-            generation=agent.generation,
+            agent_number=agent.agent_number,
             state=agent.state,
             process=attachment.agents.get(host),
             token_sha256=attachment.tokens_sha256.get(host),
         )
         for host, agent in snapshot.agents.items()
-        if agent.generation > 0
+        if agent.agent_number > 0
     ]
 
 

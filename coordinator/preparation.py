@@ -101,7 +101,7 @@ def agent_assignment(
     order = JoinOrder(
         job_uid=snapshot.uid,
         host=host,
-        generation=agent.generation,
+        agent_number=agent.agent_number,
         token=job.tokens.get(host, ""),
         coordinators=()
         if endpoint is None

@@ -149,7 +149,7 @@ def snapshot_of(
 def _agent_of(
     row: AgentRecord, fresh: AgentSnapshot, living: Collection[str], now: Moment
 ) -> AgentSnapshot:
-    agent = replace(fresh, generation=row.generation, heard_at=now.monotonic, is_inherited=True)
+    agent = replace(fresh, agent_number=row.agent_number, heard_at=now.monotonic, is_inherited=True)
     if row.host not in living:
         return agent
     return replace(agent, state=AgentState.UNREACHABLE, since=now.monotonic)

@@ -79,7 +79,7 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
     request = JoinRequest(
         job_uid=order.job_uid,
         host=order.host,
-        generation=order.generation,
+        agent_number=order.agent_number,
         token=order.token,
         nonce=token_bytes(NONCE_BYTES),
         node=platform.node(),

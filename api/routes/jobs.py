@@ -370,7 +370,7 @@ def request_fault(
     if not processes:
         detail = f"{job_id} has no process of {what} now: wait for it, see muster show {job_id}."
         raise Conflict("no-process", detail)
-    agents = {it.host: it.generation for it in state.history.agents_by_job([job_id])[job_id]}
+    agents = {it.host: it.agent_number for it in state.history.agents_by_job([job_id])[job_id]}
     agent, host = agents.get(asked or ""), meant[0].host
     fault = FaultView(number=0, fault=asking.fault, host=host, agent=agent, processes=processes)
     requested = state.jobs.request_fault(job, fault, actor=caller.name)

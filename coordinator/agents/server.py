@@ -240,7 +240,7 @@ class AgentServer:
         if key not in self._agents:
             return True
         _, first = self._agents[key]
-        if first.machine_key == hello.machine_key or first.generation != hello.generation:
+        if first.machine_key == hello.machine_key or first.agent_number != hello.agent_number:
             return True  # the host has booted again, and the old connection is still open
         words = f"dismissed an agent of job {hello.job_uid} that runs on {hello.node}: the agent "
         words += f"of host {hello.host} is connected from {first.node}; give each machine a "

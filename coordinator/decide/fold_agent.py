@@ -36,7 +36,7 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
             has_ranks = any(rank.is_alive for rank in snapshot.ranks_on(agent.host))
             changed = replace(
                 started,
-                generation=agent.generation + 1,
+                agent_number=agent.agent_number + 1,
                 heard_at=agent.heard_at if has_ranks else now,
                 draining_since=NEVER,
                 is_drained=False,
@@ -74,14 +74,14 @@ def place(snapshot: JobSnapshot, rank: RankSnapshot, host: str) -> JobSnapshot:
 def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapshot:
     """Take in what happened to an agent."""
     agent = snapshot.agents[change.host]
-    if change.generation != agent.generation or agent.state is AgentState.ABSENT:
+    if change.agent_number != agent.agent_number or agent.state is AgentState.ABSENT:
         return snapshot  # an earlier agent, or one that was dismissed
     if agent.state is AgentState.LEAVING:
         if not isinstance(change, actions.AgentLost):
             return snapshot
-        newest = max(agent.generation, change.newest)
+        newest = max(agent.agent_number, change.newest)
         gone = agent.move(AgentState.ABSENT, agent.since)
-        return snapshot.with_agent(replace(gone, generation=newest))
+        return snapshot.with_agent(replace(gone, agent_number=newest))
     match change:
         case actions.AgentConnected():
             # Silence until now was the connection's, so every deadline of its ranks starts again.
@@ -102,7 +102,7 @@ def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapsho
 def wait(snapshot: JobSnapshot, waits: actions.AgentWaits, now: float) -> JobSnapshot:
     """Take in that an agent is still to be started: its deadlines count from then."""
     agent = snapshot.agents[waits.host]
-    is_present = (agent.generation, agent.state) == (waits.generation, AgentState.STARTING)
+    is_present = (agent.agent_number, agent.state) == (waits.agent_number, AgentState.STARTING)
     cause = Cause(reason=Reason.WAITING_FOR_SLOTS, message=waits.message)
     waiting = replace(agent, since=now, heard_at=now, trouble=cause)
     return snapshot.with_agent(waiting) if is_present else snapshot
@@ -143,7 +143,7 @@ def note_starved(snapshot: JobSnapshot, starved: actions.AgentStarved, now: floa
     """Shift the deadlines of a host whose agent could run, but got no processor."""
     agent, seconds = snapshot.agents[starved.host], snapshot.forgivable(starved.seconds)
     new_seconds = seconds - agent.starved_seconds
-    if new_seconds <= 0 or starved.generation != agent.generation or snapshot.end.is_forced:
+    if new_seconds <= 0 or starved.agent_number != agent.agent_number or snapshot.end.is_forced:
         return snapshot
     snapshot = snapshot.with_agent(replace(agent, starved_seconds=seconds))
     return _note_overload(note_stall(snapshot, new_seconds, now, agent.host), seconds)
@@ -185,7 +185,7 @@ def _lose(
 ) -> JobSnapshot:
     """Ranks wait for the next agent or are gone. That is not their failure and not a restart."""
     # If another coordinator numbers agents now, it holds our lease: this is never committed.
-    agent = replace(agent, generation=max(agent.generation, lost.newest))
+    agent = replace(agent, agent_number=max(agent.agent_number, lost.newest))
     if not agent.is_local:
         trouble = Cause(reason=Reason.AGENT_LOST, message=lost.message)
         agent = replace(agent, trouble=trouble)

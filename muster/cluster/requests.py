@@ -71,11 +71,11 @@ def planned_request(
     order = JoinOrder(
         job_uid="<uid>",
         host=next(iter(spec.scheduled_hosts), node.name),
-        generation=1,
+        agent_number=1,
         token=TOKEN,
         coordinators=(ADDRESS,) * (engine != "local" and settings.agent_endpoint is not None),
     )
-    name = agent_job_name(order.job_uid, order.host, order.generation)
+    name = agent_job_name(order.job_uid, order.host, order.agent_number)
     if engine == "kubernetes":
         return AgentRequest(engine=engine, command=None, content=pod(name, order, spec))
     if engine == "slurm":

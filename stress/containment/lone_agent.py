@@ -49,7 +49,7 @@ class LoneAgent:
         assignment = AgentAssignment(
             job_uid=self.uid,
             host="local",
-            generation=1,
+            agent_number=1,
             token="",
             job_root=str(self.root),
             address_file=str(address),

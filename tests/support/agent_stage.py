@@ -53,7 +53,7 @@ DEADLINE_SECONDS = 30.0
 
 AGENT = ("-m", "worker.agent")
 
-GENERATION = 7
+AGENT_NUMBER = 7
 """Of every agent of a stage."""
 
 
@@ -143,7 +143,7 @@ class Stage:
         assignment = AgentAssignment(
             job_uid=self.uid,
             host=self.host,
-            generation=GENERATION,
+            agent_number=AGENT_NUMBER,
             token="a token",  # noqa: S106  no secret: this test is the only one to be convinced
             job_root=str(self.files.root),
             address_file=str(self._address),

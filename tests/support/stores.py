@@ -241,7 +241,7 @@ def coordinator(directory: Path) -> Iterator[Place]:
     agent = AgentAssignment(
         job_uid="uid",
         host="host-1",
-        generation=0,
+        agent_number=0,
         token="secret",  # noqa: S106  of a test
         job_root=str(directory / "job-root"),
         address_file="",

@@ -41,12 +41,14 @@ def hear_training(agent: Conversation, rank: int = 0, above: int = 0) -> Heartbe
     return beat
 
 
-def announced(generation: int, *ranks: int, attempts: Sequence[int] | None = None) -> AnnounceGroup:
+def announced(
+    round_number: int, *ranks: int, attempts: Sequence[int] | None = None
+) -> AnnounceGroup:
     """Return the order to send a group of these ranks."""
     members = tuple(
         GroupMember(worker_id=rank, rank=rank, host=LOCAL_HOST, port=0) for rank in ranks
     )
-    group = WorkerGroup(round=generation, token="", members=members, paused=False)
+    group = WorkerGroup(round=round_number, token="", members=members, paused=False)
     return AnnounceGroup(group=group, attempts=tuple(attempts or [0] * len(ranks)))
 
 

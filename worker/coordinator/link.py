@@ -180,5 +180,5 @@ def coordinator_addresses(own: AgentAssignment) -> Callable[[], CoordinatorAddre
 
 
 def _identity(own: AgentAssignment | JoinOrder) -> Identity:
-    claim = AgentClaim(job_uid=own.job_uid, host=own.host, generation=own.generation)
+    claim = AgentClaim(job_uid=own.job_uid, host=own.host, agent_number=own.agent_number)
     return job_identity(encode(claim), sha256_of(own.token))

@@ -83,7 +83,7 @@ class RankTable:
         self._starter = starter
         self._report = report
         self._pulse_seconds = assignment.agent_heartbeat_seconds
-        self._socket = self._files.agent_socket(assignment.generation)
+        self._socket = self._files.agent_socket(assignment.agent_number)
         self._variables = {
             AGENT_SOCKET: str(self._socket),
             ORPHAN_TIMEOUT: repr(assignment.orphan_timeout_seconds),

@@ -50,7 +50,7 @@ class AgentSnapshot:
     is_local: bool = True  # of the coordinator's own host, whose processes it sees itself
     order: int = 0  # of the host, among those on which a job may have ranks
     state: AgentState = AgentState.ABSENT
-    generation: int = 0  # its number; the agents of a host count up
+    agent_number: int = 0  # the agents of a host count up
     since: float = NEVER
     """When it entered this state, or was last killed for staying in it."""
     heard_at: float = NEVER

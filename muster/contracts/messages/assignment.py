@@ -41,7 +41,7 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     job_uid: str
     host: str  # the coordinator's name for the host that it runs on
-    generation: int
+    agent_number: int
     token: str  # proves to the coordinator that it started this agent
     job_root: str  # the job's directory, see `muster.contracts.settings.paths.JobFiles`
     address_file: str  # holds a `CoordinatorAddress`; read again at every attempt to connect

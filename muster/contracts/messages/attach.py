@@ -51,7 +51,7 @@ class JoinOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     job_uid: str
     host: str
-    generation: int
+    agent_number: int
     token: str
     coordinators: tuple[CoordinatorAddress, ...]
 

@@ -24,7 +24,7 @@ pytestmark = needs_hosts()
 
 PORT = 7000
 SYN_SENT = f":{PORT:04X} 02 "  # what /proc/net/tcp shows of an attempt to connect
-HELLO = AgentHello(job_uid="uid", host="beta", generation=1, token="a token")  # noqa: S106  for a test
+HELLO = AgentHello(job_uid="uid", host="beta", agent_number=1, token="a token")  # noqa: S106  for a test
 NOTHING = TerminateRank(rank=7, attempt=0)
 
 
@@ -52,7 +52,7 @@ class Pair:
         assignment = AgentAssignment(
             job_uid=HELLO.job_uid,
             host=HELLO.host,
-            generation=HELLO.generation,
+            agent_number=HELLO.agent_number,
             token=HELLO.token,
             job_root=str(self.other.local),
             address_file="",

@@ -186,7 +186,7 @@ def test_a_silent_host_delays_no_other(tmp_path: Path, monkeypatch: pytest.Monke
             lifecycle = AgentLifecycle(by, {"gpu-box": silent}, settings, holds_lease)
             assignment = scene.assignment()
             agent = await scene.start(by, assignment)
-            rows = [AgentRecord(host="gpu-box", generation=1, process=agent.record)]
+            rows = [AgentRecord(host="gpu-box", agent_number=1, process=agent.record)]
             async with asyncio.timeout(DEADLINE_SECONDS):
                 job = queued_job(hosts=(LOCAL_HOST, "gpu-box"))
                 job = replace(job, uid=JobUid(assignment.job_uid))

@@ -35,7 +35,7 @@ from muster.host.containment import tag_of
 from muster.host.files import LOG_LIMIT_BYTES
 from muster.host.processes import boot_id, identify, is_stopped, machine_id, send_signal
 from muster.links.frames import frame
-from tests.support.agent_stage import GENERATION, Conversation, Stage
+from tests.support.agent_stage import AGENT_NUMBER, Conversation, Stage
 from tests.support.installation import await_value
 from tests.support.storage_processes import session_of
 
@@ -82,7 +82,7 @@ def test_a_fault_strikes_no_other_attempt(stage: Stage) -> None:
     for rank in (0, 1):
         agent.say(stage.order(list(FOREVER), rank=rank, attempt=3))
         agent.hear_of(RankSpawned, rank)
-    agent.say(InjectFault(signal=signal.SIGKILL, attempts=((0, 2), (1, 3)), agent=GENERATION + 1))
+    agent.say(InjectFault(signal=signal.SIGKILL, attempts=((0, 2), (1, 3)), agent=AGENT_NUMBER + 1))
     assert agent.hear_of(RankExited, 1).signal == signal.SIGKILL
     assert [it.pid for it in stage.running(0)], "its earlier attempt was meant"
     agent.hear_pulse()
@@ -94,7 +94,7 @@ def test_a_fault_of_a_host_ends_its_agent_and_ranks(stage: Stage) -> None:
     for rank in (0, 1):
         agent.say(stage.order(list(FOREVER), rank=rank))
         agent.hear_of(RankSpawned, rank)
-    agent.say(InjectFault(signal=signal.SIGKILL, attempts=((0, 0),), agent=GENERATION))
+    agent.say(InjectFault(signal=signal.SIGKILL, attempts=((0, 0),), agent=AGENT_NUMBER))
     assert stage.exit_code() == -signal.SIGKILL
     await_value(lambda: not stage.running(), lambda: f"{stage.running()}")
 
@@ -189,7 +189,7 @@ def test_a_new_coordinator_gets_the_whole_state(stage: Stage) -> None:
     assert second.hear() == AgentHello(
         job_uid=stage.uid,
         host="local",
-        generation=GENERATION,
+        agent_number=AGENT_NUMBER,
         token="a token",  # noqa: S106
         machine=machine_id(),
         boot_id=boot_id(),
@@ -339,7 +339,7 @@ def next_refusal(agent: Conversation) -> PermanentFailure:
 
 def test_exits_that_cannot_be_recorded_are_reported(stage: Stage) -> None:
     """The disk of its log and of its records is full, and its socket's place is occupied."""
-    (stage.files.agent_socket(GENERATION) / "is a directory").mkdir(parents=True)
+    (stage.files.agent_socket(AGENT_NUMBER) / "is a directory").mkdir(parents=True)
     stage.files.exits.touch()
     with Path("/dev/full").open("wb") as full:
         stage.start_agent(log=full.fileno())

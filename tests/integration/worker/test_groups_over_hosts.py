@@ -63,16 +63,16 @@ def start(job: Stage, host: Host, number: int, attempt: int = 0) -> Rank:
     return Rank(host, spawned.pid, attempt, member)
 
 
-def train(hosts: list[Host], generation: int, *ranks: Rank) -> Saved:
+def train(hosts: list[Host], round_number: int, *ranks: Rank) -> Saved:
     """Publish a group of these ranks, and return its first checkpoint: all have taken a step."""
     members = tuple(rank.member for rank in ranks)
-    group = WorkerGroup(round=generation, token="", members=members, paused=False)
+    group = WorkerGroup(round=round_number, token="", members=members, paused=False)
     for host in hosts:
         attempts = tuple(rank.attempt for rank in ranks)
         host.agent.say(AnnounceGroup(group=group, attempts=attempts))
     first = ranks[0]
     return hear_said(
-        first.host.agent, first.member.rank, Saved, lambda it: it.generation == generation
+        first.host.agent, first.member.rank, Saved, lambda it: it.generation == round_number
     )
 
 

@@ -26,7 +26,7 @@ from tests.support.installation import await_value, end_of
 from tests.support.storage_processes import session_of
 from worker.coordinator.log_index import LogIndex
 
-HELLO = AgentHello(job_uid="uid", host="beta", generation=1, token="a token")  # noqa: S106  for a test
+HELLO = AgentHello(job_uid="uid", host="beta", agent_number=1, token="a token")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=7, attempt=0)
 LINES = 20_000  # between two interruptions: several batches
 ROUNDS = 6
@@ -89,7 +89,7 @@ class Way:
         return AgentAssignment(
             job_uid=HELLO.job_uid,
             host=HELLO.host,
-            generation=HELLO.generation,
+            agent_number=HELLO.agent_number,
             token=HELLO.token,
             job_root=str(self.files("away").root),
             address_file=str(self.address_file),

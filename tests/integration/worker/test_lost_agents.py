@@ -13,7 +13,7 @@ from muster.contracts.messages.rank import Heartbeat, Hello, Orphaned
 from muster.contracts.settings.environ import PROCESS_TAG, process_tag
 from muster.host.containment import tag_of
 from muster.host.processes import is_running, send_signal
-from tests.support.agent_stage import GENERATION, Stage
+from tests.support.agent_stage import AGENT_NUMBER, Stage
 from tests.support.installation import await_value
 from tests.support.takeovers import FOREVER, LONG, hear_said, hear_training, started, taken_over
 
@@ -66,7 +66,7 @@ def test_a_replaced_rank_reports_it_and_exits(stage: Stage) -> None:
     started(stage, agent, None, **LONG)
     hear_training(agent)
     stage.signal_agent(signal.SIGSTOP)
-    stage.files.agent_socket(GENERATION + 1).touch()
+    stage.files.agent_socket(AGENT_NUMBER + 1).touch()
     stage.await_log("has been replaced and exits")
     await_value(
         lambda: not any(tag_of(it.pid) for it in stage.running(0)), lambda: f"{stage.running(0)}"
@@ -75,8 +75,8 @@ def test_a_replaced_rank_reports_it_and_exits(stage: Stage) -> None:
 
 def test_an_agent_started_after_its_successor_touches_nothing(stage: Stage) -> None:
     """A suspended coordinator may start an agent late."""
-    stage.files.agent_socket(GENERATION + 1).parent.mkdir(parents=True, exist_ok=True)
-    stage.files.agent_socket(GENERATION + 1).touch()
+    stage.files.agent_socket(AGENT_NUMBER + 1).parent.mkdir(parents=True, exist_ok=True)
+    stage.files.agent_socket(AGENT_NUMBER + 1).touch()
     environment = {**os.environ, PROCESS_TAG: process_tag(stage.uid, 0, 0)}
     with subprocess.Popen(FOREVER, env=environment, start_new_session=True) as newer:
         await_value(lambda: stage.running(rank=0), lambda: "it does not run")
@@ -90,7 +90,7 @@ def test_a_replaced_agent_starts_no_rank(stage: Stage) -> None:
     stage.start_agent()
     agent = stage.meet()
     agent.hear()
-    stage.files.agent_socket(GENERATION + 1).touch()
+    stage.files.agent_socket(AGENT_NUMBER + 1).touch()
     agent.say(stage.order(FOREVER))
     assert stage.exit_code() == REPLACED_CODE
     assert agent.hear() is None
@@ -102,7 +102,7 @@ def test_a_replaced_agent_names_the_newer_socket(
 ) -> None:
     stage.start_agent()
     started(stage, stage.meet(), list(FOREVER))
-    stage.files.agent_socket(GENERATION + 1).touch()
+    stage.files.agent_socket(AGENT_NUMBER + 1).touch()
     assert stage.exit_code() == REPLACED_CODE
     ends = "replaced by a newer agent (socket agent.0008.sock); its ranks here are killed"
     assert ends in capfd.readouterr().err
@@ -112,4 +112,4 @@ def test_a_replaced_agent_names_the_newer_socket(
     stage.start_agent()
     assert stage.exit_code() == REPLACED_CODE
     assert "(socket agent.0008.sock); no process was touched" in capfd.readouterr().err
-    assert stage.files.agent_socket(GENERATION + 1).exists()
+    assert stage.files.agent_socket(AGENT_NUMBER + 1).exists()

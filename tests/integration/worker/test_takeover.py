@@ -11,7 +11,7 @@ from muster.contracts.messages.rank import Heartbeat, Hello, JoinedGroup, Ready,
 from muster.contracts.settings.paths import TIME_MARK
 from muster.host.containment import tag_of
 from muster.host.processes import is_running, send_signal
-from tests.support.agent_stage import GENERATION, Stage, adopted
+from tests.support.agent_stage import AGENT_NUMBER, Stage, adopted
 from tests.support.installation import await_value
 from tests.support.takeovers import (
     AT_A_GATE,
@@ -242,13 +242,13 @@ except OSError as error:
 def test_only_ranks_can_connect_to_the_agents_socket(stage: Stage) -> None:
     stage.start_agent()
     stage.meet().hear()
-    await_value(stage.files.agent_socket(GENERATION).exists, lambda: "there is no listener")
+    await_value(stage.files.agent_socket(AGENT_NUMBER).exists, lambda: "there is no listener")
     for user_id in {os.geteuid(), 65534 if os.geteuid() == 0 else os.geteuid()}:
         words = [
             sys.executable,
             "-c",
             STRANGER,
-            str(stage.files.agent_socket(GENERATION)),
+            str(stage.files.agent_socket(AGENT_NUMBER)),
             str(user_id),
         ]
         answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()

@@ -257,7 +257,7 @@ def test_the_late_end_of_an_agent_does_not_touch_the_next_one(
 ) -> None:
     async def serve_late(job: TrackedJob, host: str) -> str:
         agent = job.snapshot.agents[host]
-        job.snapshot = job.snapshot.with_agent(replace(agent, generation=agent.generation + 1))
+        job.snapshot = job.snapshot.with_agent(replace(agent, agent_number=agent.agent_number + 1))
         return await serve(job, host)
 
     assert lost_elsewhere(tmp_path, elsewhere, serve_late) == ([], [])

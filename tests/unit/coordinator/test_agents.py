@@ -40,10 +40,10 @@ from muster.links.serving import listen
 from muster.links.session import HELLO_LIMIT_BYTES, Caller, Session
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
-HELLO = AgentHello(job_uid="uid", host="local", generation=3, token="right")  # noqa: S106  for a test
+HELLO = AgentHello(job_uid="uid", host="local", agent_number=3, token="right")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=1, attempt=0)
 NEWS = RankSaid(rank=1, attempt=0, message=Hello())
-CLAIM = AgentClaim(job_uid="uid", host="local", generation=3)
+CLAIM = AgentClaim(job_uid="uid", host="local", agent_number=3)
 PATIENCE_SECONDS = 20.0
 
 
@@ -54,8 +54,8 @@ class Notebook:
     entries: asyncio.Queue[object] = field(default_factory=asyncio.Queue)
 
     def token_sha256(self, claim: AgentHello | AgentClaim) -> str | None:
-        known = (HELLO.job_uid, HELLO.host, HELLO.generation)
-        is_known = (claim.job_uid, claim.host, claim.generation) == known
+        known = (HELLO.job_uid, HELLO.host, HELLO.agent_number)
+        is_known = (claim.job_uid, claim.host, claim.agent_number) == known
         return sha256_of(HELLO.token) if is_known else None
 
     def is_expected(self, hello: AgentHello) -> bool:
@@ -210,9 +210,9 @@ def test_an_expected_agent_can_talk_both_ways() -> None:
 @pytest.mark.parametrize(
     "hello",
     [
-        AgentHello(job_uid="uid", host="local", generation=3, token="wrong"),  # noqa: S106  for a test
-        AgentHello(job_uid="uid", host="local", generation=2, token="right"),  # noqa: S106  for a test
-        AgentHello(job_uid="other", host="local", generation=3, token="right"),  # noqa: S106  for a test
+        AgentHello(job_uid="uid", host="local", agent_number=3, token="wrong"),  # noqa: S106  for a test
+        AgentHello(job_uid="uid", host="local", agent_number=2, token="right"),  # noqa: S106  for a test
+        AgentHello(job_uid="other", host="local", agent_number=3, token="right"),  # noqa: S106  for a test
     ],
 )
 def test_any_other_agent_is_dismissed(hello: AgentHello) -> None:
@@ -231,7 +231,7 @@ def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.Monkey
 
     async def story(stage: Stage) -> None:
         async with stage.peer() as stranger:
-            stranger.sends(AgentHello(job_uid="other", host="local", generation=3, token="right"))  # noqa: S106
+            stranger.sends(AgentHello(job_uid="other", host="local", agent_number=3, token="right"))  # noqa: S106
             assert await stranger.is_hung_up_on() == [Welcome(epoch=5), Dismiss()]
 
     play(story)
@@ -246,7 +246,7 @@ def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.Monkey
         b"\xff" * 8,
         frame(encode(msgspec.structs.replace(HELLO, job_uid="x" * HELLO_LIMIT_BYTES))),
         frame(first_words(msgspec.structs.replace(CLAIM, job_uid="other"))),
-        frame(first_words(msgspec.structs.replace(CLAIM, generation=2))),
+        frame(first_words(msgspec.structs.replace(CLAIM, agent_number=2))),
         frame(first_words()[:20]),
     ],
     ids=["http", "junk", "news", "length", "too long", "other job", "other agent", "cut short"],

@@ -23,7 +23,7 @@ from muster.links.sealing import Cipher
 from muster.links.session import Answerer
 from worker.coordinator.link import CoordinatorLink
 
-HELLO = AgentHello(job_uid="uid", host="local", generation=1, token="secret")  # noqa: S106  for a test
+HELLO = AgentHello(job_uid="uid", host="local", agent_number=1, token="secret")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=0, attempt=0)
 PATIENCE_SECONDS = 10.0
 
@@ -51,7 +51,7 @@ class Wire:
         assignment = AgentAssignment(
             job_uid=HELLO.job_uid,
             host=HELLO.host,
-            generation=HELLO.generation,
+            agent_number=HELLO.agent_number,
             token=HELLO.token,
             job_root="",
             address_file=str(self.address_file),
@@ -191,7 +191,7 @@ def test_an_invalid_address_file_means_no_coordinator(wire: Wire, content: bytes
 def test_a_coordinator_that_does_not_read_is_dropped(wire: Wire) -> None:
     wire.link.connect()
     wire.accepts()
-    news = AgentHello(job_uid="x" * 500_000, host="local", generation=1, token="")
+    news = AgentHello(job_uid="x" * 500_000, host="local", agent_number=1, token="")
     sent = 0
     while wire.link.is_open:
         wire.link.send(news)
@@ -225,7 +225,7 @@ def agree(wire: Wire, *, token: str = HELLO.token) -> tuple[socket.socket, Answe
 
     def find(claim: bytes) -> Identity:
         asked = decode_agent_claim(claim)
-        assert (asked.job_uid, asked.generation) == (HELLO.job_uid, HELLO.generation)
+        assert (asked.job_uid, asked.agent_number) == (HELLO.job_uid, HELLO.agent_number)
         return job_identity(claim, sha256_of(token))
 
     coordinator, session = wire.accepts(), Answerer(find)
