@@ -2,7 +2,7 @@
 
 The coordinator runs ``python -P -m muster worker.attach`` here through ssh, for example.
 Orders come on standard input, answers go to standard output, see
-`muster.contracts.messages.attach`. Agents are detached: they live on when the line breaks.
+`muster.contracts.messages.attach`. Agents are detached: they live on when the connection breaks.
 """
 
 import os

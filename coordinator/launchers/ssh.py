@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakSet
 
-from coordinator.launchers.line import Line
+from coordinator.launchers.remote_shell import RemoteShell
 from muster.cluster.description import ClusterNode
 from muster.cluster.requests import SSH, login_words
 from muster.contracts.interpreter import VERSION
@@ -94,7 +94,7 @@ class SshMaster:
         self.home = home
         self._opening: asyncio.Task[str] | None = None
         self._ended: asyncio.Task[None] | None = None
-        self._lines: WeakSet[Line] = WeakSet()
+        self._shells: WeakSet[RemoteShell] = WeakSet()
         self.by_hand = ["ssh", self._login]  # for a person
         self.address: CoordinatorAddress | None = None
         """Where agents on the host reach us through this connection."""
@@ -107,16 +107,16 @@ class SshMaster:
             self._opening = asyncio.get_running_loop().create_task(self._open())
         return await asyncio.shield(self._opening)  # others wait for it, too
 
-    def line(self, command: Sequence[str]) -> Line:
+    def shell(self, command: Sequence[str]) -> RemoteShell:
         """Run a command on the host. Raises OSError.
 
-        The line breaks with the connection, also if ssh has made another one for it: the agent has
+        The shell breaks with the connection, also if ssh has made another one for it: the agent has
         to learn our next address.
         """
         words = shlex.join(command)  # ssh has a shell read it
-        line = Line([*self._words("ControlMaster=no"), words], self._environ)
-        self._lines.add(line)
-        return line
+        shell = RemoteShell([*self._words("ControlMaster=no"), words], self._environ)
+        self._shells.add(shell)
+        return shell
 
     def close(self) -> None:
         for task in (self._opening, self._ended):
@@ -132,7 +132,7 @@ class SshMaster:
                 self._socket = self._sockets.new_socket()
                 # What a login shell prints may end without a newline.
                 words = [*self._words("ControlMaster=yes"), "echo; cat"]
-                master = Line(words, self._environ)
+                master = RemoteShell(words, self._environ)
                 opened.callback(self._end, master)
                 async with asyncio.timeout(LOGIN_SECONDS):
                     with suppress(BrokenPipeError):  # ssh has ended, and has written why
@@ -161,19 +161,19 @@ class SshMaster:
         # The answer is its output. On the master's command line it would be a remark among errors.
         where = f"{self.home.host}:0:{self.home.host}:{self.home.port}"
         words = ["ssh", "-F", "none", "-o", f"ControlPath={self._socket}", "-O", "forward", "-R"]
-        with closing(Line([*words, where, *self._host], self._environ)) as line:
-            port = await line.read()
+        with closing(RemoteShell([*words, where, *self._host], self._environ)) as shell:
+            port = await shell.read()
             if port is None or not port.isdigit():
-                return line.last_error()
+                return shell.last_error()
         number = self.home.number[0], self._sockets.count
         self.address = CoordinatorAddress(host=self.home.host, port=int(port), number=number)
         return ""
 
-    def _end(self, master: Line) -> None:
+    def _end(self, master: RemoteShell) -> None:
         """Break all that went through a connection that has ended."""
         master.close()
         with suppress(OSError):
             self._socket.unlink(missing_ok=True)
-        for line in list(self._lines):
-            line.hang_up()
-        self._lines.clear()
+        for shell in list(self._shells):
+            shell.hang_up()
+        self._shells.clear()

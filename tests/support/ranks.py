@@ -57,8 +57,8 @@ class Ear:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(PATIENCE_SECONDS)
         self.descriptor = theirs.detach()
-        self.line = AgentSocket(self.descriptor, address)
-        self.voice = AgentClient(self.line)
+        self.link = AgentSocket(self.descriptor, address)
+        self.voice = AgentClient(self.link)
 
     def hear(self) -> RankMessage:
         """Wait for the next message."""
@@ -82,4 +82,4 @@ class Ear:
 
     def close(self) -> None:
         self.channel.close()
-        self.line.close()
+        self.link.close()

@@ -40,7 +40,7 @@ from muster.contracts.settings.paths import rank_of_checkpoints, rank_place
 from muster.contracts.token import sha256_of
 from muster.objects.client import S3Client
 from tests.support.s3_server import bare_client, new_bucket, shared_store
-from worker.coordinator.store import CoordinatorLine, CoordinatorStore
+from worker.coordinator.store import CoordinatorStore, StoreLink
 
 
 @dataclass(slots=True)
@@ -257,9 +257,9 @@ def coordinator(directory: Path) -> Iterator[Place]:
         opened.enter_context(serving(Host(agent, root), endpoint))
 
         def store(location: Path) -> CoordinatorStore:
-            line = CoordinatorLine(agent)
-            opened.callback(line.close)
-            return CoordinatorStore(line, location, print)
+            link = StoreLink(agent)
+            opened.callback(link.close)
+            return CoordinatorStore(link, location, print)
 
         yield replace(
             here, open=partial(store, root), open_rank=lambda rank: store(rank_place(root, rank))

@@ -27,9 +27,9 @@ WAIT = "import signal; signal.pause()"
 
 RECONNECT_AND_SEND = """
 import socket
-line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-line.connect({address!r})
-line.send({said!r})
+link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+link.connect({address!r})
+link.send({said!r})
 """
 
 

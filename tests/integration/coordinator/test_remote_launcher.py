@@ -91,7 +91,7 @@ def test_a_broken_line_is_no_evidence(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_agent_without_an_answer_may_run(tmp_path: Path) -> None:
-    """The line breaks after the order was given, before the host says that the agent runs."""
+    """The connection breaks after the order was given, before the host says that the agent runs."""
     words = "import sys; print(sys.argv[1], flush=True); sys.stdin.readline()"
     ready = json.dumps({"type": "ready", "version": VERSION})
 

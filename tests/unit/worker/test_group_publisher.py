@@ -29,8 +29,8 @@ class Member(RankProcess):
     def _connect(self) -> None:
         kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         self.channel, self.theirs = socket.socketpair(socket.AF_UNIX, kind)
-        self.line = AgentSocket(os.dup(self.theirs.fileno()))
-        self._groups = AgentGroupUpdates(self.line, lambda: False)
+        self.link = AgentSocket(os.dup(self.theirs.fileno()))
+        self._groups = AgentGroupUpdates(self.link, lambda: False)
 
     def receives(self) -> GroupUpdate:
         self._received.append(self._groups.next())
@@ -42,7 +42,7 @@ class Member(RankProcess):
         self._connect()
 
     def _disconnect(self) -> None:
-        for end in (self.line, self.channel, self.theirs):
+        for end in (self.link, self.channel, self.theirs):
             end.close()
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ def test_a_closed_channel_does_not_delay_the_others(
     table: Table, publisher: GroupPublisher
 ) -> None:
     table.running[1].theirs.close()
-    table.running[1].line.close()
+    table.running[1].link.close()
     publisher.publish(announced(1, 0, 1, 2))
     assert table.running[2].receives().group.round == 1
 
