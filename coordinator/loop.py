@@ -200,7 +200,7 @@ class CoordinatorLoop:
 
     # What their senders of logs need (coordinator.agents.log_receiver.LogListener)
 
-    def log_home(self, claim: AgentClaim) -> JobFiles | None:
+    def coordinator_files(self, claim: AgentClaim) -> JobFiles | None:
         return self._jobs.files(JobUid(claim.job_uid)) if self.token_sha256(claim) else None
 
     def may_send(self, claim: AgentClaim, name: LogName) -> bool:

@@ -131,12 +131,12 @@ class Service:
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")
         launcher = LocalLauncher(self._environ, self._limits)
-        forwarded = home = None
+        forwarded = forward_to = None
         if self._other_nodes and self._settings.agent_endpoint is None:
             forwarded = listen(LOOPBACK, 0)  # before the first order, which has to name the port
             host, port = forwarded.getsockname()
-            home = CoordinatorAddress(host=host, port=port, number=(lease.epoch, 0))
-        others = CommandLaunchers(self._other_nodes, self._environ, self._data, home)
+            forward_to = CoordinatorAddress(host=host, port=port, number=(lease.epoch, 0))
+        others = CommandLaunchers(self._other_nodes, self._environ, self._data, forward_to)
         hosts = Hosts(self._database)
 
         async def facts() -> dict[str, HostFacts]:

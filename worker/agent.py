@@ -129,8 +129,8 @@ class Agent:
         has_finished = self._helper is not None and self._helper.stop()
         kill_descendants()
         self._link.close()
-        are_logs_home = has_finished and self._assignment.is_remote
-        if are_logs_home and self._is_dismissed and not self._ranks.is_replaced:
+        are_logs_sent = has_finished and self._assignment.is_remote
+        if are_logs_sent and self._is_dismissed and not self._ranks.is_replaced:
             shutil.rmtree(self._files.root, ignore_errors=True)
         return self._exit_code
 

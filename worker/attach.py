@@ -93,9 +93,9 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
 def _probe(order: ProbeHost) -> HostProbed:
     data = DataDir(Path(order.data_dir))
     facts = _facts(order.environment, order.data_dir)
-    why = _refusal(data.root, data.coordinator_address, order.home)
+    why = _refusal(data.root, data.coordinator_address, order.coordinator_file)
     # In a shared directory they are those of the coordinator's host.
-    jobs = _job_directories(data) if order.home is not None and not why else {}
+    jobs = _job_directories(data) if order.coordinator_file is not None and not why else {}
     for uid in jobs.keys() & set(order.deleted):
         if not tagged_processes(f"{uid}/"):
             shutil.rmtree(jobs.pop(uid).root, ignore_errors=True)
@@ -135,12 +135,12 @@ def _free_mb(directory: Path) -> int:
     return shutil.disk_usage(existing(directory)).free >> 20
 
 
-def _refusal(data_dir: Path, marked: Path, home: tuple[int, int] | None) -> str:
+def _refusal(data_dir: Path, marked: Path, coordinator_file: tuple[int, int] | None) -> str:
     """Return why no agent can have its files in a directory, "" if one can.
 
-    `home` is the mark of the file `marked` on the coordinator's host.
+    `coordinator_file` is the mark of the file `marked` on the coordinator's host.
     """
-    if home is not None and file_mark(marked) == home:
+    if coordinator_file is not None and file_mark(marked) == coordinator_file:
         return (
             f"{data_dir} is shared with the coordinator's host: set MUSTER_DATA_DIR "
             "to a path that is on a disk of its own on every host, such as /var/tmp/muster"
@@ -155,7 +155,7 @@ def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
     files = JobFiles(Path(assignment.job_root))
     if (free_mb := _free_mb(files.root)) < FREE_LIMIT_MB:
         raise OSError(f"only {free_mb} MiB are free in {files.root.parents[1]}: make room there")
-    if why := _refusal(files.root.parents[1], files.owner, order.home):
+    if why := _refusal(files.root.parents[1], files.owner, order.coordinator_file):
         raise OSError(why)
     claim_directory(files, JobUid(assignment.job_uid))
     files.run.mkdir(exist_ok=True)
@@ -218,7 +218,7 @@ def _send_logs(order: FetchLogs) -> None:
     files = _files(order)
     if tagged_processes(f"{order.job_uid}/"):
         raise OSError(f"processes of job {order.job_uid} still run")
-    if order.home is None or file_mark(files.owner) == order.home:
+    if order.coordinator_file is None or file_mark(files.owner) == order.coordinator_file:
         raise OSError(f"{files.root} is shared with the coordinator's host")
     sizes = {(LogName(rank, attempt), kind): n for rank, attempt, kind, n in order.sizes}
     passes = LogPasses(files, sizes, lambda part: _say(LogFetched(part=part)))

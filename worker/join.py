@@ -45,12 +45,12 @@ from muster.runtime.agent_process import start_agent
 from muster.runtime.archive import claim_directory
 from muster.runtime.stderr_messages import print_stderr
 from worker.attach import with_checkpoints
-from worker.coordinator.link import HomeLink
+from worker.coordinator.link import ThreadLink
 from worker.coordinator.log_sender import send_logs
 from worker.helpers import SENDER_GRACE_SECONDS
 from worker.ranks.containment import kill_descendants
 
-ROUTE_SECONDS: Final = 120.0  # for the way home, which a coordinator's successor may have to open
+ROUTE_SECONDS: Final = 120.0  # for the way to the coordinator, whose successor may have to open
 RETRY_SECONDS: Final = 0.5
 
 REFUSED_SECONDS: Final = 10.0
@@ -92,7 +92,7 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
     for _ in attempts:
         address = attempts.next_address()
         try:
-            with closing(HomeLink(order, address, request)) as link:
+            with closing(ThreadLink(order, address, request)) as link:
                 answer = _DECODER.decode(link.receive())
                 if isinstance(answer, OrderFailed):
                     print_stderr(answer.message)
@@ -129,7 +129,7 @@ def run_agent(launch: LaunchAgent, limits: ShellLimits) -> int:
 
 
 def send_remaining_logs(assignment: AgentAssignment, files: JobFiles) -> bool:
-    """Send what an agent has left; return whether all logs are home."""
+    """Send what an agent has left; return whether all logs are sent."""
     if not files.root.exists():
         return True  # the agent has removed it
     is_ending = threading.Event()

@@ -1,4 +1,4 @@
-"""Writes at home the logs that other hosts send, where those of a job of one host lie.
+"""Writes the logs that other hosts send to where those of a job of one host lie.
 
 Nothing of what a host says becomes a path: it names rank, attempt and kind of file. An attempt
 belongs to the host that was the first to send it. One thread does all writing, so a slow disk
@@ -24,7 +24,7 @@ from muster.contracts.messages.logs import (
     DrainLogs,
     Kind,
     LogPart,
-    LogsAtHome,
+    LogsAtCoordinator,
     LogsDrained,
     ReceiverMessage,
 )
@@ -55,14 +55,14 @@ Result = TypeVar("Result")
 class LogListener(Protocol):
     """Knows the jobs whose logs come."""
 
-    def log_home(self, claim: AgentClaim) -> JobFiles | None:
+    def coordinator_files(self, claim: AgentClaim) -> JobFiles | None:
         """Return the files of the job; None if the sender is not one that was started for it."""
 
     def may_send(self, claim: AgentClaim, name: LogName) -> bool:
         """Return False for an attempt that the host cannot have run."""
 
     def is_draining(self, uid: JobUid, host: str) -> bool:
-        """Return True if the host was asked to tell when all logs are home."""
+        """Return True if the host was asked to tell when all logs are sent."""
 
     def on_drained(self, claim: AgentClaim, message: LogsDrained) -> None:
         """Take in that they are."""
@@ -105,29 +105,29 @@ async def receive_logs(
     send: Callable[[ReceiverMessage], None],
 ) -> None:
     """Converse with one sender. Raises `WireError`, `AuthenticationFailed`, `EOFError`, OSError."""
-    files = listener.log_home(claim)
+    files = listener.coordinator_files(claim)
     if files is None:
         return
-    home = HomeLogs(files, claim.host)
-    sizes = await disk.do(partial(home.sizes, claim.job_uid, hello.directory))
+    received = CoordinatorLogs(files, claim.host)
+    sizes = await disk.do(partial(received.sizes, claim.job_uid, hello.directory))
     for start in range(0, max(1, len(sizes)), SIZES_LIMIT):
         batch = tuple(sizes[start : start + SIZES_LIMIT])
-        send(LogsAtHome(sizes=batch, is_last=start + SIZES_LIMIT >= len(sizes)))
+        send(LogsAtCoordinator(sizes=batch, is_last=start + SIZES_LIMIT >= len(sizes)))
     if listener.is_draining(JobUid(claim.job_uid), claim.host):
         send(DrainLogs())
     while True:
         match message := decode_sender_message(await receive()):
             case LogPart():
                 if listener.may_send(claim, LogName(message.rank, message.attempt)):
-                    await disk.do(partial(home.keep, message))
+                    await disk.do(partial(received.keep, message))
             case BatchSent():
                 send(BatchKept())
             case LogsDrained():
                 listener.on_drained(claim, message)
 
 
-class HomeLogs:
-    """A job's files at home, as far as one other host has sent them. Its methods raise OSError."""
+class CoordinatorLogs:
+    """A job's files here, as far as another host has sent them. Its methods raise OSError."""
 
     def __init__(self, files: JobFiles, host: str) -> None:
         self._files = files

@@ -183,7 +183,7 @@ class AgentServer:
 
     async def _receive_logs(self, hello: LogHello, claim: AgentClaim, link: ServedLink) -> None:
         key, task = (JobUid(claim.job_uid), claim.host), asyncio.current_task()
-        if self._listener.log_home(claim) is None or task is None:
+        if self._listener.coordinator_files(claim) is None or task is None:
             return
         if key in self._senders:  # its connection is broken, or its process was killed
             self._senders[key][0].cancel()

@@ -49,7 +49,7 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
             return fold_agent.record_heartbeat(snapshot, observation.host, beat, now)
         case actions.AgentSaid(message=agent_messages.CheckpointsListed() as listed):
             return gang_restore.record_listing(snapshot, listed, now)
-        case actions.AgentSaid():  # that the last logs of its host are at home
+        case actions.AgentSaid():  # that its host has sent the last logs
             agent = snapshot.agents[observation.host]
             return snapshot.with_agent(replace(agent, is_drained=agent.is_draining))
         case actions.StopRequested(request=request, grace_seconds=grace):

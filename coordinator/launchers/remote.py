@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
-from coordinator.agents.log_receiver import HomeLogs
+from coordinator.agents.log_receiver import CoordinatorLogs
 from coordinator.launchers.launcher import AgentProcess, AgentValues, NotStarted
 from coordinator.launchers.remote_shell import RemoteShell
 from coordinator.launchers.ssh import SocketDirectory, SshMaster
@@ -90,14 +90,14 @@ class CommandLauncher:
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, assignment, secrets_dir)
-        if self._master is not None and self._master.home is not None:
+        if self._master is not None and self._master.forward_to is not None:
             complete = forwarded(complete)
         with ExitStack() as opened:
             async with probe_file(assignment.checkpoint_dir) as probe:
                 order = LaunchAgent(
                     assignment=complete,
                     environment={**assignment.environment, **self._values.given},
-                    home=file_mark(JobFiles(Path(assignment.job_root)).owner),
+                    coordinator_file=file_mark(JobFiles(Path(assignment.job_root)).owner),
                     probe=probe,
                 )
                 shell = await self._give(order)
@@ -142,7 +142,7 @@ class CommandLauncher:
             order = ProbeHost(environment=self._values.given, probe=probe, data_dir=self._data_dir)
             if self._master is not None:
                 mark = file_mark(DataDir(Path(self._data_dir)).coordinator_address)
-                order = replace(order, home=mark, deleted=tuple(deleted))
+                order = replace(order, coordinator_file=mark, deleted=tuple(deleted))
             with closing(await self._give(order)) as shell:
                 answer = await shell.answer()
                 why = shell.last_error()
@@ -158,13 +158,15 @@ class CommandLauncher:
 
         Then the host removes the job's directory. Raises `NotStarted` and OSError.
         """
-        home = HomeLogs(files, self._host)
-        sizes = await asyncio.to_thread(home.sizes, job_uid, None)
+        received = CoordinatorLogs(files, self._host)
+        sizes = await asyncio.to_thread(received.sizes, job_uid, None)
         mark = file_mark(files.owner)
-        order = FetchLogs(job_uid=job_uid, data_dir=self._data_dir, home=mark, sizes=tuple(sizes))
+        order = FetchLogs(
+            job_uid=job_uid, data_dir=self._data_dir, coordinator_file=mark, sizes=tuple(sizes)
+        )
         with closing(await self._give(order)) as shell:
             while isinstance(answer := await shell.answer(), LogFetched):
-                await asyncio.to_thread(home.keep, answer.part)
+                await asyncio.to_thread(received.keep, answer.part)
             if isinstance(answer, LogsFetched):
                 await shell.give(LogsKept())
                 answer = await shell.answer()
@@ -287,15 +289,15 @@ class CommandLaunchers(dict[str, CommandLauncher]):
         nodes: Iterable[ClusterNode],
         environ: Mapping[str, str],
         data: DataDir,
-        home: CoordinatorAddress | None = None,
+        forward_to: CoordinatorAddress | None = None,
     ) -> None:
-        """`home` is where SSH connections lead agents that know no address of this host."""
+        """`forward_to` is where SSH connections lead agents that know no address of this host."""
         super().__init__()
         self._environ = environ
         self._sockets = SocketDirectory(data.ssh_sockets)
         given = AgentValues(environ).environ
         for node in nodes:
-            master = SshMaster(node, given, self._sockets, home)
+            master = SshMaster(node, given, self._sockets, forward_to)
             self[node.name] = CommandLauncher(node.name, master, environ, str(data.root))
 
     def __missing__(self, host: str) -> CommandLauncher:

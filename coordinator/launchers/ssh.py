@@ -1,4 +1,4 @@
-"""One SSH connection a host: the master through which all orders go, and agents come home.
+"""One SSH connection a host: the master through which all orders go, and agents connect to us.
 
 OpenSSH does the work (ControlMaster), with the user's configuration, keys and jump hosts. An order
 takes a session of the master, which needs no handshake. Where the host allows no more of them, or
@@ -83,15 +83,15 @@ class SshMaster:
         node: ClusterNode,
         environ: Mapping[str, str],
         sockets: SocketDirectory,
-        home: CoordinatorAddress | None,
+        forward_to: CoordinatorAddress | None,
     ) -> None:
-        """`home` is where connections are forwarded to; None if agents reach us without that."""
+        """Connections lead to `forward_to`; None if agents reach us without that."""
         self._host = login_words(node)
         self._login = node.host if node.user is None else f"{node.user}@{node.host}"
         self._environ = environ
         self._sockets = sockets
         self._socket = Path()
-        self.home = home
+        self.forward_to = forward_to
         self._opening: asyncio.Task[str] | None = None
         self._ended: asyncio.Task[None] | None = None
         self._shells: WeakSet[RemoteShell] = WeakSet()
@@ -156,17 +156,17 @@ class SshMaster:
 
     async def _forward(self) -> str:
         """Have the host forward a free port of its own to us; return why it does not."""
-        if self.home is None:
+        if self.forward_to is None:
             return ""
         # The answer is its output. On the master's command line it would be a remark among errors.
-        where = f"{self.home.host}:0:{self.home.host}:{self.home.port}"
+        where = f"{self.forward_to.host}:0:{self.forward_to.host}:{self.forward_to.port}"
         words = ["ssh", "-F", "none", "-o", f"ControlPath={self._socket}", "-O", "forward", "-R"]
         with closing(RemoteShell([*words, where, *self._host], self._environ)) as shell:
             port = await shell.read()
             if port is None or not port.isdigit():
                 return shell.last_error()
-        number = self.home.number[0], self._sockets.count
-        self.address = CoordinatorAddress(host=self.home.host, port=int(port), number=number)
+        number = self.forward_to.number[0], self._sockets.count
+        self.address = CoordinatorAddress(host=self.forward_to.host, port=int(port), number=number)
         return ""
 
     def _end(self, master: RemoteShell) -> None:

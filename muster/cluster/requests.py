@@ -185,7 +185,7 @@ def sbatch_words(name: str, spec: JobSpec) -> list[str]:
         "--ntasks=1",
         f"--cpus-per-task={options.ranks_per_host * options.cpus_per_rank}",
         "--no-requeue",  # the next agent gets a job of its own
-        "--output=/dev/null",  # agents send their logs home
+        "--output=/dev/null",  # agents send their logs themselves
         "--chdir=/",
         f"--signal=B:USR1@{NOTICE_SECONDS}",
         *(f"--{option}={value}" for option, value in asked if value is not None),

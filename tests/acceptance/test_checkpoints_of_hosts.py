@@ -43,7 +43,7 @@ def saves_after(seen: Seen | None) -> Callable[[Seen], bool]:
 
 
 @pytest.mark.parametrize("fields", JOBS.values(), ids=JOBS)
-def test_checkpoints_come_home(
+def test_checkpoints_reach_the_coordinator(
     installation: ClusterInstallation, fields: dict[str, object]
 ) -> None:
     job_id = installation.submit(**fields)

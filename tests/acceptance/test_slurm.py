@@ -173,15 +173,15 @@ def test_a_killed_agent_loses_no_line(installation: ClusterInstallation) -> None
         engine="slurm",
         max_log_bytes=1 << 20,
     )
-    home = installation.machines[0].directory / "data" / "jobs" / job_id
-    log = home / "logs" / "rank_00000.000.log"
+    job_root = installation.machines[0].directory / "data" / "jobs" / job_id
+    log = job_root / "logs" / "rank_00000.000.log"
     await_value(lambda: log.exists() and log.stat().st_size > 2000, lambda: "no lines")
     (agent,) = [pid for pid, tag in installation.all_marked().items() if tag == "agent"]
     root = Path(f"/proc/{agent}/root")  # of its host
     there = max(root.glob(f"tmp/muster-*/job/logs/{log.name}"), key=lambda it: it.stat().st_ctime)
     with there.open() as lines:
         os.kill(agent, signal.SIGKILL)
-        later = home / "logs" / "rank_00000.001.log"
+        later = job_root / "logs" / "rank_00000.001.log"
         await_value(later.exists, lambda: installation.describe(job_id))
         assert log.read_text() == lines.read()
 

@@ -104,7 +104,7 @@ class Story:
     damaged: set[int] = field(default_factory=set)  # ranks whose checkpoints are damaged
     problem: str | None = None  # why they cannot be listed
     can_list: bool = True  # the agent is of this build
-    can_send_logs: bool = True  # the hosts have what sends home their logs
+    can_send_logs: bool = True  # the hosts have what sends their logs
 
     @classmethod
     def submitted(cls, **spec: object) -> Self:

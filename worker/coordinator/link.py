@@ -128,7 +128,7 @@ class CoordinatorLink:
             self._reconnect.failed(error, "closed the connection to the coordinator: ")
 
 
-class HomeLink(BlockingLink):
+class ThreadLink(BlockingLink):
     """A link of a thread, for as long as no other coordinator takes over."""
 
     def __init__(

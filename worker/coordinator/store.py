@@ -36,7 +36,7 @@ from muster.contracts.messages.storage import (
 from muster.contracts.messages.wire import decode_store_answer, encode
 from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.runtime.storage_client import error_of
-from worker.coordinator.link import HomeLink, coordinator_addresses
+from worker.coordinator.link import ThreadLink, coordinator_addresses
 
 REACH_SECONDS: Final = 30.0
 """How long a call waits for a coordinator: a successor takes over within seconds."""
@@ -53,14 +53,14 @@ class StoreLink:
     def __init__(self, own: AgentAssignment) -> None:
         self._own: Final = own
         self.reconnect: Final = Reconnect(coordinator_addresses(own), RETRY_SECONDS, REACH_SECONDS)
-        self.connection: HomeLink | None = None
+        self.connection: ThreadLink | None = None
         """What a store has claimed holds for this one."""
 
     def connect(self) -> None:
         """Connect unless that is done. Raises OSError, `WireError`, `AuthenticationFailed`."""
         if self.connection is not None:
             return
-        self.connection = HomeLink(self._own, self.reconnect.next_address(), StoreHello())
+        self.connection = ThreadLink(self._own, self.reconnect.next_address(), StoreHello())
         try:
             decode_store_answer(self.connection.receive())  # it listens
         except BaseException:
@@ -109,7 +109,7 @@ class CoordinatorStore:
         self._link: Final = link
         self._warn: Final = warn
         self._claim: StoreCall | None = None
-        self._claimed_on: HomeLink | None = None
+        self._claimed_on: ThreadLink | None = None
 
     def latest(self) -> CheckpointName | None:
         return next(iter(self._names("latest")), None)

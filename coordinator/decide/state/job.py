@@ -63,7 +63,7 @@ class AgentSnapshot:
     listing_since: float = NEVER  # since when it lists what the ranks of a gang have saved
     draining_since: float = NEVER
     """Since when its host was asked to send the last logs of ranks that have ended."""
-    is_drained: bool = False  # they are at home
+    is_drained: bool = False  # it has sent them
     is_unfit: bool = False
     """A rank there has found that the host cannot run this job: no other one is started there."""
     has_code: bool = False  # a rank there has trained the code of the job

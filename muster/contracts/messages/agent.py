@@ -75,7 +75,7 @@ class JoinRequest(_FirstFrame, frozen=True, tag="join_request"):
 
 
 class LogHello(_Hello, frozen=True, tag="log_hello"):
-    """First payload of the process that sends home the logs of a host's ranks.
+    """First payload of the process that sends the logs of a host's ranks to the coordinator.
 
     The rest of the conversation is in `muster.contracts.messages.logs`.
     """

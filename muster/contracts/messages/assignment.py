@@ -90,7 +90,7 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def is_remote(self) -> bool:
-        """True for a host that is not the coordinator's: connections are sealed, logs sent home."""
+        """True for a host that is not the coordinator's: connections are sealed, logs sent."""
         return self.is_forwarded or bool(self.coordinators)
 
 

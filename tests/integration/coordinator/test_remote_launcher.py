@@ -376,37 +376,37 @@ def test_secrets_travel_by_standard_input_only(tmp_path: Path) -> None:
 
 
 class _Ended:
-    """An ended job: a part of a log is at home, the rest and an exit record on its host."""
+    """An ended job: a part of a log is here, the rest and an exit record on its host."""
 
     def __init__(self, root: Path) -> None:
-        self.home, self.away = (DataDir(root / it).job("done") for it in ("home", "away"))
-        for files, text in ((self.home, b"one\n"), (self.away, b"one\ntwo\n")):
+        self.here, self.away = (DataDir(root / it).job("done") for it in ("here", "away"))
+        for files, text in ((self.here, b"one\n"), (self.away, b"one\ntwo\n")):
             claim_directory(files, JobUid("uid"))
             for directory in (files.logs, files.exits):
                 directory.mkdir(parents=True)
             files.log(0, 0).write_bytes(text)
-        self.home.log_host(0, 0).symlink_to("elsewhere")
+        self.here.log_host(0, 0).symlink_to("elsewhere")
         self.away.times(0, 0).touch()
         self.away.exit_record(0, 0).write_bytes(b"{}")
 
     def fetch(self, data: Path) -> None:
         launcher = CommandLauncher("elsewhere", ("env",), ENVIRON, str(data))
-        asyncio.run(launcher.fetch_logs("uid", self.home))
+        asyncio.run(launcher.fetch_logs("uid", self.here))
 
 
-def test_the_rest_of_an_ended_jobs_logs_comes_home(tmp_path: Path) -> None:
+def test_the_rest_of_an_ended_jobs_logs_is_fetched(tmp_path: Path) -> None:
     job = _Ended(tmp_path)
     job.fetch(tmp_path / "away")
-    assert job.home.log(0, 0).read_bytes() == b"one\ntwo\n"
-    assert job.home.exit_record(0, 0).read_bytes() == b"{}"
+    assert job.here.log(0, 0).read_bytes() == b"one\ntwo\n"
+    assert job.here.exit_record(0, 0).read_bytes() == b"{}"
     assert not job.away.root.exists()
 
 
 def test_a_shared_or_used_directory_stays_on_its_host(tmp_path: Path) -> None:
     job = _Ended(tmp_path)
     with pytest.raises(OSError, match="is shared with the coordinator's host"):
-        job.fetch(tmp_path / "home")
-    assert job.home.log(0, 0).read_bytes() == b"one\n"
+        job.fetch(tmp_path / "here")
+    assert job.here.log(0, 0).read_bytes() == b"one\n"
     environ = {**os.environ, PROCESS_TAG: "uid/agent"}
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env=environ) as used:
         await_value(lambda: tagged_processes("uid/"), lambda: "not tagged")

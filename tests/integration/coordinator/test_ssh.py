@@ -1,4 +1,4 @@
-"""The SSH connections of a coordinator: agents come home through them, and they end with it."""
+"""The SSH connections of a coordinator: agents connect through them, and they end with it."""
 
 import asyncio
 import os
@@ -56,7 +56,7 @@ def wait_until_heard(installation: ClusterInstallation, job_id: str) -> dict[str
     return installation.wait_until(job_id, is_heard)
 
 
-def test_agents_come_home_through_ssh(tmp_path: Path) -> None:
+def test_agents_reach_the_coordinator_through_ssh(tmp_path: Path) -> None:
     with cluster(tmp_path, MUSTER_AGENT_ADDRESS="") as installation:
         job_id = installation.submit(
             mode="synchronous", world_size=6, min_workers=6, epochs=60, sleep_sec=0.02
@@ -94,7 +94,7 @@ class Sshd:
         self._root = root
         self._process: subprocess.Popen[bytes] | None = None
         self._client = ssh_client(root)
-        self.home = socket.create_server(("127.0.0.1", 0))
+        self.coordinator = socket.create_server(("127.0.0.1", 0))
         self.data = DataDir(root / "data")
 
     def start(self, lines: str = "", client: str = "") -> None:
@@ -114,9 +114,9 @@ class Sshd:
     def launchers(self, host: str = "gpu-box") -> CommandLaunchers:
         environ = {**ENVIRON, "PATH": f"{self._client}:{os.environ['PATH']}"}
         node = ClusterNode(name="elsewhere", host=host, user="root", transport="ssh")
-        port = self.home.getsockname()[1]
-        home = CoordinatorAddress(host="127.0.0.1", port=port, number=(7, 0))
-        return CommandLaunchers([node], environ, self.data, home)
+        port = self.coordinator.getsockname()[1]
+        address = CoordinatorAddress(host="127.0.0.1", port=port, number=(7, 0))
+        return CommandLaunchers([node], environ, self.data, address)
 
     def problem(self, host: str = "gpu-box") -> str:
         """Return why the host cannot be used."""
@@ -130,7 +130,7 @@ class Sshd:
         return asyncio.run(check())
 
     def close(self) -> None:
-        self.home.close()
+        self.coordinator.close()
         if self._process is not None:
             self._process.terminate()
             self._process.wait()

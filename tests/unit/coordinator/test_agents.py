@@ -61,7 +61,7 @@ class Notebook:
     def is_expected(self, hello: AgentHello) -> bool:
         return self.token_sha256(hello) == sha256_of(hello.token)
 
-    def log_home(self, _claim: AgentClaim) -> None:
+    def coordinator_files(self, _claim: AgentClaim) -> None:
         return None
 
     def may_send(self, _claim: AgentClaim, _name: LogName) -> bool:
