@@ -43,7 +43,13 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings.environ import SERVICE_ONLY, SINGLE_THREADED
 from muster.contracts.settings.paths import DataDir, JobFiles, LogName
 from muster.host.containment import kill_job, tagged_processes
-from muster.host.files import closing, existing, file_mark, publish_newer_address, shares_directory
+from muster.host.files import (
+    closing,
+    existing,
+    file_identity,
+    publish_newer_address,
+    shares_directory,
+)
 from muster.host.gpus import describe_gpus
 from muster.host.limits import ShellLimits, memory_limits, usable_processors
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
@@ -135,12 +141,12 @@ def _free_mb(directory: Path) -> int:
     return shutil.disk_usage(existing(directory)).free >> 20
 
 
-def _refusal(data_dir: Path, marked: Path, coordinator_file: tuple[int, int] | None) -> str:
+def _refusal(data_dir: Path, own_file: Path, coordinator_file: tuple[int, int] | None) -> str:
     """Return why no agent can have its files in a directory, "" if one can.
 
-    `coordinator_file` is the mark of the file `marked` on the coordinator's host.
+    `coordinator_file` is the identity of `own_file` on the coordinator's host.
     """
-    if coordinator_file is not None and file_mark(marked) == coordinator_file:
+    if coordinator_file is not None and file_identity(own_file) == coordinator_file:
         return (
             f"{data_dir} is shared with the coordinator's host: set MUSTER_DATA_DIR "
             "to a path that is on a disk of its own on every host, such as /var/tmp/muster"
@@ -218,7 +224,7 @@ def _send_logs(order: FetchLogs) -> None:
     files = _files(order)
     if tagged_processes(f"{order.job_uid}/"):
         raise OSError(f"processes of job {order.job_uid} still run")
-    if order.coordinator_file is None or file_mark(files.owner) == order.coordinator_file:
+    if order.coordinator_file is None or file_identity(files.owner) == order.coordinator_file:
         raise OSError(f"{files.root} is shared with the coordinator's host")
     sizes = {(LogName(rank, attempt), kind): n for rank, attempt, kind, n in order.sizes}
     passes = LogPasses(files, sizes, lambda part: _say(LogFetched(part=part)))

@@ -82,7 +82,7 @@ def _fork_prefork(job_uid: str) -> tuple[int, socket.socket]:
         os.dup2(nothing, 0)
         os.close(nothing)
         ours.close()
-        overwrite_tag(f"{job_uid}/template")
+        overwrite_tag(f"{job_uid}/prefork")
         # As after exec: a program's own module `worker` must not meet ours, and processes that it
         # spawns import the main module by name.
         del sys.path[0]  # see `muster.__main__`

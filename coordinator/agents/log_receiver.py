@@ -35,7 +35,7 @@ from muster.host.files import (
     PUNCH_HOLE,
     closing,
     fallocate,
-    file_mark,
+    file_identity,
     open_directory,
     open_named_directory,
 )
@@ -138,11 +138,11 @@ class CoordinatorLogs:
     ) -> list[tuple[int, int, Kind, int]]:
         """Return the size of each file that the host has sent.
 
-        `theirs` is the mark of the host's own directory of the job, if it is known.
+        `theirs` is the identity of `uid` in the host's own directory of the job, if it is known.
         """
         if self._files.owner.read_text() != job_uid:
             raise FileNotFoundError("the directory of the job belongs to another one")
-        if file_mark(self._files.owner) == theirs:
+        if file_identity(self._files.owner) == theirs:
             raise OSError(f"{self._host} has the same data directory: each host needs its own")
         found: list[tuple[int, int, Kind, int]] = []
         with closing(self._open("logs")) as logs, closing(self._open("run", "exits")) as exits:

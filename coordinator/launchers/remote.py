@@ -40,7 +40,7 @@ from muster.contracts.messages.attach import (
 )
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings.paths import DataDir, JobFiles
-from muster.host.files import file_mark, remove_probe_file, write_probe_file
+from muster.host.files import file_identity, remove_probe_file, write_probe_file
 from muster.host.processes import module_command
 from muster.runtime.stderr_messages import LastMessage
 
@@ -97,7 +97,7 @@ class CommandLauncher:
                 order = LaunchAgent(
                     assignment=complete,
                     environment={**assignment.environment, **self._values.given},
-                    coordinator_file=file_mark(JobFiles(Path(assignment.job_root)).owner),
+                    coordinator_file=file_identity(JobFiles(Path(assignment.job_root)).owner),
                     probe=probe,
                 )
                 shell = await self._give(order)
@@ -141,8 +141,8 @@ class CommandLauncher:
         async with probe_file(shared) as probe:
             order = ProbeHost(environment=self._values.given, probe=probe, data_dir=self._data_dir)
             if self._master is not None:
-                mark = file_mark(DataDir(Path(self._data_dir)).coordinator_address)
-                order = replace(order, coordinator_file=mark, deleted=tuple(deleted))
+                identity = file_identity(DataDir(Path(self._data_dir)).coordinator_address)
+                order = replace(order, coordinator_file=identity, deleted=tuple(deleted))
             with closing(await self._give(order)) as shell:
                 answer = await shell.answer()
                 why = shell.last_error()
@@ -160,9 +160,9 @@ class CommandLauncher:
         """
         received = CoordinatorLogs(files, self._host)
         sizes = await asyncio.to_thread(received.sizes, job_uid, None)
-        mark = file_mark(files.owner)
+        identity = file_identity(files.owner)
         order = FetchLogs(
-            job_uid=job_uid, data_dir=self._data_dir, coordinator_file=mark, sizes=tuple(sizes)
+            job_uid=job_uid, data_dir=self._data_dir, coordinator_file=identity, sizes=tuple(sizes)
         )
         with closing(await self._give(order)) as shell:
             while isinstance(answer := await shell.answer(), LogFetched):

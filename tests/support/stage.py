@@ -404,7 +404,7 @@ class _Callbacks:
     player: Player
     initial: dict[str, np.ndarray]
 
-    def load_state(self, _layout: WorkerGroup, replica: Replica) -> None:
+    def load_state(self, _group: WorkerGroup, replica: Replica) -> None:
         if self.stage.kept is None:
             replica.commit(
                 {n: a.copy() for n, a in self.initial.items()}, Committed(position=Position())
@@ -440,7 +440,7 @@ class _Callbacks:
     def flush(self) -> None:
         """Do nothing: `save_checkpoint` is durable."""
 
-    def save_checkpoint(self, _layout: WorkerGroup, replica: Replica) -> None:
+    def save_checkpoint(self, _group: WorkerGroup, replica: Replica) -> None:
         if replica.position.step in self.stage.full_at:
             self.stage.full_at.remove(replica.position.step)
             raise CheckpointFailed("no space is left")

@@ -338,12 +338,12 @@ class RankProcess:
         """
         return os.memfd_create(f"muster-arena-{self.rank}", os.MFD_CLOEXEC)
 
-    def send_group(self, layout: WorkerGroup, memory: Sequence[int]) -> bool:
+    def send_group(self, group: WorkerGroup, memory: Sequence[int]) -> bool:
         """Send a worker group with descriptors; return False if it has to be tried again."""
         if self.channel is None:
             return False
         try:
-            socket.send_fds(self.channel, [encode(layout)], memory)
+            socket.send_fds(self.channel, [encode(group)], memory)
         except ConnectionError:  # closed: nothing reads it any more
             return True
         except OSError:

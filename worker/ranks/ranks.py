@@ -419,15 +419,15 @@ class GroupPublisher:
         """
         if self._order is None or not any(map(self._is_pending, self._recipients)):
             return
-        seats = list(zip(self._order.group.members, self._order.attempts, strict=True))
-        here = [(seat.rank, attempt) for seat, attempt in seats if seat.host == self._host]
+        placed = list(zip(self._order.group.members, self._order.attempts, strict=True))
+        here = [(member.rank, attempt) for member, attempt in placed if member.host == self._host]
         found = [self._ranks.find(*attempt) for attempt in here]
         members = [member for member in found if member is not None]
         if len(members) < len(found):
             self._recipients = []
             return
         memory: list[int] = []
-        if len(here) == len(seats):
+        if len(here) == len(placed):
             if self._result is None:
                 self._result = os.memfd_create("muster-result", os.MFD_CLOEXEC)
             memory = [self._result, *(member.arena for member in members)]

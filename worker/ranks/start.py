@@ -184,7 +184,7 @@ class PreforkStarter(ExecStarter):
     ) -> None:
         """`on_wait` is called each second while the server imports: the agent has to be heard."""
         super().__init__(limits, python)
-        self._tag = f"{job_uid}/template"
+        self._tag = f"{job_uid}/prefork"
         self._server: ProcessRecord | None = None
         self._channel: socket.socket | None = None
         self._doubtful_tags: list[str] = []

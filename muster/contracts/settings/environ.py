@@ -76,7 +76,7 @@ PROCESS_TAG_WIDTH: Final = 64
 """A prefork server overwrites process tags in place, so each has this width: a uid of 32 digits,
 a rank of 4, an attempt, and room to spare."""
 
-PROCESS_TAG: Final = "MUSTER_MARK"
+PROCESS_TAG: Final = "MUSTER_PROCESS_TAG"
 """Holds job uid, rank and attempt in every process that a rank starts, so that Muster recognizes
 the processes that a rank leaves behind."""
 SPARE: Final = "MUSTER_SPARE"
@@ -94,7 +94,7 @@ HAS_JOINED: Final = "MUSTER_HAS_JOINED"
 """Set by a process that has joined for those that it starts: they are not the rank."""
 STORAGE_SOCKET: Final = "MUSTER_STORAGE_SOCKET"
 SENDS_CHECKPOINTS: Final = "MUSTER_SENDS_CHECKPOINTS"
-PREFORK_FD: Final = "MUSTER_TEMPLATE_FD"
+PREFORK_FD: Final = "MUSTER_PREFORK_FD"
 """The descriptor of a prefork server's channel to its agent."""
 LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
 """The descriptor of a pipe that closes when `muster up` ends, which ends its services."""

@@ -52,7 +52,7 @@ def test_a_forked_agent_has_nothing_of_its_coordinator(tmp_path: Path) -> None:
             assert not open_files(pid) & open_files(os.getpid())
             assert tag_of(pid) == f"{assignment.job_uid}/agent"
             assert "API_KEY" not in environment_of(pid)
-            (prefork,) = tagged_processes(f"{assignment.job_uid}/template")
+            (prefork,) = tagged_processes(f"{assignment.job_uid}/prefork")
             assert os.getsid(prefork.pid) == prefork.pid
             assert len(open_files(prefork.pid)) == 2  # the agent's log and its channel
             successor = scene.launcher(local)

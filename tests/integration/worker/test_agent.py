@@ -300,12 +300,12 @@ def test_a_forked_rank_can_be_killed_at_once(stage: Stage) -> None:
 def test_a_killed_prefork_server_is_replaced_by_exec(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     agent = stage.meet()
-    (template,) = await_value(
-        lambda: [r for r in stage.running() if "template" in (tag_of(r.pid) or "")], str
+    (prefork,) = await_value(
+        lambda: [r for r in stage.running() if "prefork" in (tag_of(r.pid) or "")], str
     )
     # It may have forked a rank without having answered.
     half = subprocess.Popen(FOREVER, env={PROCESS_TAG: process_tag(stage.uid, 0, 0)})
-    send_signal(template, signal.SIGKILL)
+    send_signal(prefork, signal.SIGKILL)
     agent.say(stage.order(None))
     assert agent.hear_of(RankExited, 0).exit_code == 0
     assert half.wait(10) == -signal.SIGKILL
