@@ -55,7 +55,7 @@ from muster.host.code import Script, read_code
 from muster.host.ports import group_port
 from muster.host.processes import ProcessorWait
 from muster.host.trace import stamp
-from muster.job_defaults import Completed
+from muster.job_defaults import ResolvedSpec
 from muster.runtime.agent_sockets import newest_number
 from muster.runtime.archive import claim_directory
 
@@ -395,7 +395,7 @@ class AgentLifecycle:
     def _assignment(self, job: TrackedJob, host: str) -> AgentAssignment:
         return agent_assignment(job, host, self._settings, self._usable_vram_mb.get(host, {}))
 
-    async def _prepare(self, job: TrackedJob) -> Completed:
+    async def _prepare(self, job: TrackedJob) -> ResolvedSpec:
         return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)
 
     async def _take_code(self, job: TrackedJob, script: Script | None) -> None:
