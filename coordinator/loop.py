@@ -314,7 +314,7 @@ class CoordinatorLoop:
         self._is_wake_up_due = False
 
     def _tick(self) -> None:
-        """Shift all deadlines if the event loop stood still: it could not hear anyone meanwhile."""
+        """Shift all deadlines if the event loop stood still: it could receive nothing meanwhile."""
         stalled_seconds = self._clock() - self._ticked_at - TICK_SECONDS
         self._ticked_at = self._clock()
         if self._ticker is not None:

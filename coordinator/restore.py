@@ -149,7 +149,7 @@ def snapshot_of(
 def _agent_of(
     row: AgentRecord, fresh: AgentSnapshot, living: Collection[str], now: Moment
 ) -> AgentSnapshot:
-    agent = replace(fresh, agent_number=row.agent_number, heard_at=now.monotonic, is_inherited=True)
+    agent = replace(fresh, agent_number=row.agent_number, seen_at=now.monotonic, is_inherited=True)
     if row.host not in living:
         return agent
     return replace(agent, state=AgentState.UNREACHABLE, since=now.monotonic)
@@ -201,7 +201,7 @@ def _adopted(
         # that joins a group only then.
         sends_heartbeats=job.spec.command is None and not is_starting,
         spawned_at=now.monotonic,
-        heard_at=now.monotonic,
+        seen_at=now.monotonic,
         progressed_at=now.monotonic,
         exiting_at=now.monotonic if rank.is_exiting else NEVER,
         live_at=NEVER if is_starting else now.monotonic,

@@ -196,7 +196,7 @@ class AgentLifecycle:
             late_seconds = LATE_PULSES * agent_heartbeat_seconds(job.snapshot.spec)
             for host, process in job.agents.items():
                 agent = job.snapshot.agents[host]
-                is_late = now >= agent.heard_at + late_seconds or agent.starved_seconds > 0
+                is_late = now >= agent.seen_at + late_seconds or agent.starved_seconds > 0
                 if not (is_late and agent.is_local and process.record):
                     process.processor_wait = None
                     continue
@@ -349,7 +349,7 @@ class AgentLifecycle:
                 if why := agent.waits:
                     waits = AgentWaits(host=host, agent_number=started.agent_number, message=why)
                     self.observe(job.snapshot.uid, waits)
-            while _is_heard(job, started):  # noqa: ASYNC110
+            while _is_connected(job, started):  # noqa: ASYNC110
                 await asyncio.sleep(WAIT_SECONDS)
             return await agent.ended
         finally:
@@ -363,7 +363,7 @@ class AgentLifecycle:
 
         A probe file lies in its directory of checkpoints until the caller is done.
         """
-        if job is None or job.places is None or _is_heard(job, request):
+        if job is None or job.places is None or _is_connected(job, request):
             yield OrderFailed(message="no such agent is expected: its job has ended, or moved on")
             return
         if why := self._refusal(request):
@@ -432,7 +432,7 @@ class AgentLifecycle:
             self._error = self._error or task.exception()
 
 
-def _is_heard(job: TrackedJob, which: AgentSnapshot | JoinRequest) -> bool:
+def _is_connected(job: TrackedJob, which: AgentSnapshot | JoinRequest) -> bool:
     """True if this agent is connected."""
     agent = job.snapshot.agents[which.host]
     return agent.agent_number == which.agent_number and agent.is_connected

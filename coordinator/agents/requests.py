@@ -60,7 +60,7 @@ class Executor:
                     self._send(job, action.host, Dismiss())
                     self._lifecycle.dismiss(job, action.host)
                 case actions.LoseHost():
-                    self._send(job, action.host, Dismiss())  # it may hear us, see `Partition`
+                    self._send(job, action.host, Dismiss())  # it may receive this, see `Partition`
                     self._lifecycle.give_up(job, action.host)
                 case actions.DrainLogs():
                     if self._agents is not None:

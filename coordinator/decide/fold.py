@@ -66,7 +66,7 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
         case actions.JobFailed():
             return fold_exit.fail_job(snapshot, observation.failure, now)
         case RankSpawned() | RankSaid() | RankDied() | RankExited():
-            return _hear_rank(snapshot, observation, now)
+            return _receive_of_rank(snapshot, observation, now)
         case actions.ChangeRequested():
             return fold_pool.serve_requests(replace(snapshot, **asdict(observation)))
         case actions.LeaveRequested():
@@ -126,7 +126,7 @@ def _apply_to_rank(
 # The ranks
 
 
-def _hear_rank(
+def _receive_of_rank(
     snapshot: JobSnapshot, message: RankSpawned | RankSaid | RankDied | RankExited, now: float
 ) -> JobSnapshot:
     if not 0 <= message.rank < len(snapshot.ranks):

@@ -37,7 +37,7 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
             changed = replace(
                 started,
                 agent_number=agent.agent_number + 1,
-                heard_at=agent.heard_at if has_ranks else now,
+                seen_at=agent.seen_at if has_ranks else now,
                 draining_since=NEVER,
                 is_drained=False,
                 is_unfit=False,  # it was away, or a scheduler chooses another machine
@@ -88,10 +88,10 @@ def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapsho
             connected = agent.move(AgentState.CONNECTED, now)
             for rank in snapshot.ranks_on(agent.host):
                 if rank.is_alive:
-                    anew = replace(rank.attempt, heard_at=now, progressed_at=now, stopped_at=None)
+                    anew = replace(rank.attempt, seen_at=now, progressed_at=now, stopped_at=None)
                     snapshot = snapshot.with_attempt(rank, anew)
-            heard = replace(connected, heard_at=now, is_inherited=False, trouble=None)
-            return snapshot.with_agent(heard)
+            seen = replace(connected, seen_at=now, is_inherited=False, trouble=None)
+            return snapshot.with_agent(seen)
         case actions.AgentDisconnected():
             return snapshot.with_agent(agent.move(AgentState.UNREACHABLE, now))
         case actions.AgentLost():
@@ -104,7 +104,7 @@ def wait(snapshot: JobSnapshot, waits: actions.AgentWaits, now: float) -> JobSna
     agent = snapshot.agents[waits.host]
     is_present = (agent.agent_number, agent.state) == (waits.agent_number, AgentState.STARTING)
     cause = Cause(reason=Reason.WAITING_FOR_SLOTS, message=waits.message)
-    waiting = replace(agent, since=now, heard_at=now, trouble=cause)
+    waiting = replace(agent, since=now, seen_at=now, trouble=cause)
     return snapshot.with_agent(waiting) if is_present else snapshot
 
 
@@ -119,7 +119,7 @@ def note_working(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
 def shift_deadlines(
     snapshot: JobSnapshot, seconds: float, now: float, host: str | None = None
 ) -> JobSnapshot:
-    """Shift the deadlines of ranks by the time in which they could not be heard; None: of all."""
+    """Shift the deadlines of ranks by the time in which they could not report; None: of all."""
     ranks = tuple(
         fold_rank.shift_deadlines(rank, seconds, now) if host in {None, rank.host} else rank
         for rank in snapshot.ranks
@@ -130,12 +130,12 @@ def shift_deadlines(
 def note_stall(
     snapshot: JobSnapshot, seconds: float, now: float, stalled: str | None = None
 ) -> JobSnapshot:
-    """Shift all deadlines, or those of one host, by the time in which it could not be heard."""
+    """Shift all deadlines, or those of one host, by the time in which it could not report."""
     snapshot = shift_deadlines(snapshot, seconds, now, stalled)
     for agent in snapshot.agents.values():
         if stalled in {None, agent.host}:
-            since, heard_at = (min(now, at + seconds) for at in (agent.since, agent.heard_at))
-            snapshot = snapshot.with_agent(replace(agent, since=since, heard_at=heard_at))
+            since, seen_at = (min(now, at + seconds) for at in (agent.since, agent.seen_at))
+            snapshot = snapshot.with_agent(replace(agent, since=since, seen_at=seen_at))
     return snapshot
 
 
@@ -161,15 +161,15 @@ def record_heartbeat(
     agent = snapshot.agents[host]
     # What the coordinator has seen of that already was taken from its deadlines.
     late_seconds = beat.late_seconds - agent.starved_seconds
-    unheard_seconds = max(now - snapshot.fresh_until(agent), late_seconds)
-    if unheard_seconds > 0:
-        snapshot = shift_deadlines(snapshot, unheard_seconds, now, agent.host)
+    silent_seconds = max(now - snapshot.fresh_until(agent), late_seconds)
+    if silent_seconds > 0:
+        snapshot = shift_deadlines(snapshot, silent_seconds, now, agent.host)
     stopped, starved = set(beat.stopped), {one[:2]: one[2] for one in beat.starved}
     for rank in snapshot.ranks_on(agent.host):
         seconds = snapshot.forgivable(starved.get((rank.rank, rank.attempt.number), 0.0))
         if rank.is_alive and seconds > rank.attempt.starved_seconds:
             # A moment in which neither of them ran counts once.
-            new_seconds = max(0.0, seconds - rank.attempt.starved_seconds - unheard_seconds)
+            new_seconds = max(0.0, seconds - rank.attempt.starved_seconds - silent_seconds)
             shifted = fold_rank.shift_deadlines(rank, new_seconds, now)
             rank = replace(shifted, attempt=replace(shifted.attempt, starved_seconds=seconds))  # noqa: PLW2901
             snapshot = _note_overload(snapshot.with_rank(rank), seconds)
@@ -177,7 +177,7 @@ def record_heartbeat(
         if is_stopped != (rank.attempt.stopped_at is not None):
             changed = replace(rank.attempt, stopped_at=now if is_stopped else None)
             snapshot = snapshot.with_attempt(rank, changed)
-    return snapshot.with_agent(replace(agent, heard_at=now, starved_seconds=0.0))
+    return snapshot.with_agent(replace(agent, seen_at=now, starved_seconds=0.0))
 
 
 def _lose(

@@ -31,7 +31,7 @@ class AgentProcess:
     ended: "asyncio.Future[int | None] | asyncio.Future[str | None]"
     """Done on evidence only: its exit status or how it ended, None where that is not known."""
     is_evidence: bool = True
-    """Whether the end was seen. A scheduler may be wrong: an agent that is still heard runs."""
+    """Whether the end was seen. A scheduler may be wrong: an agent that is still connected runs."""
     waits: str | None = None  # why it has not been started yet, and since when
     processor_wait: ProcessorWait | None = None  # while it is late with its heartbeat
 

@@ -253,7 +253,7 @@ class CommandLauncher:
         return RemoteShell([*(self._command or ()), *words], self._values.environ)
 
     def _note(self, problem: str) -> None:
-        """Log a problem that is new since an agent there was last heard of."""
+        """Log a problem that is new since an agent there last answered."""
         if self._problem.is_new(problem):
             _LOG.warning(problem, action="host_unreachable", host=self._host)
 

@@ -1,7 +1,7 @@
 """Agents as jobs of a scheduler, which chooses the machine: one job of its own for each agent.
 
 What a scheduler says and what an agent says are two facts. That a job has ended is evidence only
-once its agent is not heard any more; see `AgentProcess.is_evidence`. A scheduler that does not
+once its agent is not connected any more; see `AgentProcess.is_evidence`. A scheduler that does not
 answer says nothing: its jobs count as running.
 """
 

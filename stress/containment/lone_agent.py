@@ -33,7 +33,7 @@ class LoneAgent:
         self.uid = uuid.uuid4().hex
         self.root = root / self.uid
         self.root.mkdir()
-        self._heard: list[AgentMessage] = []
+        self._received: list[AgentMessage] = []
         self._frames = FrameReader()
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.settimeout(TIMEOUT_SECONDS)
@@ -73,12 +73,12 @@ class LoneAgent:
     def start(self, rank: int, attempt: int, *command: str) -> int:
         """Start an attempt; return its pid."""
         self._say(order_of(self.root, self.uid, command, rank=rank, attempt=attempt))
-        while not isinstance(message := self._hear(), RankSpawned):
+        while not isinstance(message := self._receive(), RankSpawned):
             pass
         return message.pid
 
     def await_exit(self) -> None:
-        while not isinstance(self._hear(), RankExited):
+        while not isinstance(self._receive(), RankExited):
             pass
 
     @property
@@ -93,9 +93,9 @@ class LoneAgent:
     def _say(self, message: CoordinatorMessage) -> None:
         self._connection.sendall(frame(encode(message)))
 
-    def _hear(self) -> AgentMessage:
-        while not self._heard:
+    def _receive(self) -> AgentMessage:
+        while not self._received:
             data = self._connection.recv(65536)
             assert data, "the agent hung up"
-            self._heard += map(decode_agent_message, self._frames.feed(data))
-        return self._heard.pop(0)
+            self._received += map(decode_agent_message, self._frames.feed(data))
+        return self._received.pop(0)

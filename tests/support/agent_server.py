@@ -1,4 +1,4 @@
-"""A coordinator's server for agents of other hosts, as a process that prints what it hears.
+"""A coordinator's server for agents of other hosts, as a process that prints what it receives.
 
 ``python -m tests.support.agent_server HOST:PORT AGENT ORDER [DIRECTORY]``: the hello of the one
 agent that is expected, as JSON, and the messages it gets when it connects, encoded and in

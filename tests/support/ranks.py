@@ -60,11 +60,11 @@ class Ear:
         self.link = AgentSocket(self.descriptor, address)
         self.voice = AgentClient(self.link)
 
-    def hear(self) -> RankMessage:
+    def receive(self) -> RankMessage:
         """Wait for the next message."""
         return decode_rank_message(self.channel.recv(1 << 16))
 
-    def heard(self) -> list[RankMessage]:
+    def received(self) -> list[RankMessage]:
         """Return what was said up to now."""
         messages = []
         self.channel.settimeout(0)

@@ -227,7 +227,7 @@ class Story:
             starved = {"host": LOCAL_HOST, "agent_number": agent.agent_number}
             so_far = agent.starved_seconds + seconds
             return self.observes(actions.AgentStarved(seconds=so_far, **starved))
-        self._hear(self.job.agents[LOCAL_HOST], self.now)
+        self._see_agent(self.job.agents[LOCAL_HOST], self.now)
         attempts = ((rank, self.rank(rank).attempt) for rank in ranks)
         waited = tuple((rank, it.number, it.starved_seconds + seconds) for rank, it in attempts)
         beat = agent_messages.AgentHeartbeat(stopped=(), late_seconds=late, starved=waited)
@@ -571,11 +571,11 @@ class Story:
         for agent in self.job.agents.values():
             if agent.is_connected and agent.host not in self.frozen:
                 # It has pulsed all the while: one pulse after a pause is another story.
-                self._hear(agent, self.now).pulses(agent.host)
+                self._see_agent(agent, self.now).pulses(agent.host)
         return self
 
-    def _hear(self, agent: AgentSnapshot, moment: float) -> Self:
-        self.job = self.job.with_agent(replace(agent, heard_at=moment))
+    def _see_agent(self, agent: AgentSnapshot, moment: float) -> Self:
+        self.job = self.job.with_agent(replace(agent, seen_at=moment))
         return self
 
     def runs_for(self, seconds: float) -> list[Action]:
@@ -627,10 +627,10 @@ class Story:
     @property
     def wait_seconds(self) -> float:
         """How long the next plan may wait if the agent pulses and nothing else happens."""
-        heard = self.job
-        for agent in heard.agents.values():
-            heard = heard.with_agent(replace(agent, heard_at=math.inf))
-        return wake_at(heard, self.now) - self.now
+        seen = self.job
+        for agent in seen.agents.values():
+            seen = seen.with_agent(replace(agent, seen_at=math.inf))
+        return wake_at(seen, self.now) - self.now
 
     def _agent_number(self, named: int | None, host: str) -> int:
         return self.job.agents[host].agent_number if named is None else named

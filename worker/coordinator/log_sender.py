@@ -1,7 +1,7 @@
 """Sends the logs of ranks to another host, the coordinator's: a thread of the storage process.
 
 It has a connection of its own: the lines of all ranks delay no heartbeat. It tells only what is in
-the files, so nothing is lost with it: its successor, or itself on the next connection, first hears
+the files, so nothing is lost with it: its successor, or itself on the next connection, first gets
 what the coordinator has.
 
 The agent notes each truncation of a log in its time index (`worker.coordinator.log_index`).

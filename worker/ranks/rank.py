@@ -96,7 +96,7 @@ class RankProcess:
         self._last_word = UNKNOWN_EXIT
         self._known_at = time.monotonic() + HELLO_SECONDS if self.channel is None else -math.inf
         """When an adopted rank has told who trains, and whether that stops already."""
-        self._heard_at = time.monotonic()
+        self._seen_at = time.monotonic()
         self._wait: ProcessorWait | None = None
         """Of its trainer, while that is late with its heartbeat."""
         self._survivors: ProcessorWait | None = None
@@ -176,7 +176,7 @@ class RankProcess:
                 packet, sender = b"", 0
             if not packet:
                 return messages, False
-            self._heard_at, self._wait = time.monotonic(), None
+            self._seen_at, self._wait = time.monotonic(), None
             with suppress(WireError):
                 message = self._decoded(packet, sender)
                 if self.keep(message):
@@ -287,7 +287,7 @@ class RankProcess:
 
         0 for a rank that is on time: a look reads a file for each thread.
         """
-        is_late = time.monotonic() >= self._heard_at + LATE_PULSES * pulse_seconds
+        is_late = time.monotonic() >= self._seen_at + LATE_PULSES * pulse_seconds
         if is_late and self._wait is None and self.trainer and not self.trainer.has_exited():
             self._wait = ProcessorWait(self.trainer.pid)
         wait = self._survivors or self._wait

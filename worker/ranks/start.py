@@ -182,7 +182,7 @@ class PreforkStarter(ExecStarter):
     def __init__(
         self, job_uid: str, limits: ShellLimits, python: str | None, on_wait: Callable[[], None]
     ) -> None:
-        """`on_wait` is called each second while the server imports: the agent has to be heard."""
+        """`on_wait` is called each second while the server imports: the agent has to report."""
         super().__init__(limits, python)
         self._tag = f"{job_uid}/prefork"
         self._server: ProcessRecord | None = None

@@ -25,7 +25,7 @@ from muster.contracts.messages.rank import Raised, StateMismatch
 from muster.contracts.pool import Pool
 
 AGENT_FRESHNESS_SHARE: Final = 0.25
-"""Share of the heartbeat timeout for which one agent pulse proves that the agent hears its ranks.
+"""Share of the heartbeat timeout for which one agent pulse proves that the agent reads its ranks.
 
 Longer than the pause between two pulses, and short enough that one more missed heartbeat does not
 yet make a rank a suspect.
@@ -53,7 +53,7 @@ class AgentSnapshot:
     agent_number: int = 0  # the agents of a host count up
     since: float = NEVER
     """When it entered this state, or was last killed for staying in it."""
-    heard_at: float = NEVER
+    seen_at: float = NEVER
     """When the last heartbeat came, or when it was started or inherited if that was later."""
     starved_seconds: float = 0.0  # for which it got no processor since then
     is_inherited: bool = False  # the previous coordinator left it, or its ranks
@@ -246,7 +246,7 @@ class JobSnapshot:
 
     def fresh_until(self, agent: AgentSnapshot) -> float:
         """Until when an agent's last heartbeat proves that a silent rank of it is silent itself."""
-        return agent.heard_at + AGENT_FRESHNESS_SHARE * self.spec.heartbeat_timeout
+        return agent.seen_at + AGENT_FRESHNESS_SHARE * self.spec.heartbeat_timeout
 
     @property
     def is_synchronous(self) -> bool:

@@ -45,15 +45,15 @@ def clients(installation: ClusterInstallation, kind: str = "/ssh -F ") -> dict[i
     return {pid: words for pid, words in found.items() if kind in words}
 
 
-def wait_until_heard(installation: ClusterInstallation, job_id: str) -> dict[str, object]:
-    """Return the job once all of its ranks were heard after this call."""
+def wait_until_seen(installation: ClusterInstallation, job_id: str) -> dict[str, object]:
+    """Return the job once all of its ranks were seen after this call."""
     began = time.monotonic()
 
-    def is_heard(seen: dict[str, list[dict[str, float]]]) -> bool:
+    def is_seen(seen: dict[str, list[dict[str, float]]]) -> bool:
         ages = [it["last_heartbeat_age_seconds"] for it in seen["workers"]]
         return max(ages) < time.monotonic() - began - 1.0
 
-    return installation.wait_until(job_id, is_heard)
+    return installation.wait_until(job_id, is_seen)
 
 
 def test_agents_reach_the_coordinator_through_ssh(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_agents_reach_the_coordinator_through_ssh(tmp_path: Path) -> None:
             lambda: len(set(clients(installation, MASTER)) - set(masters)) == 2,
             lambda: f"{clients(installation)}",
         )
-        wait_until_heard(installation, job_id)
+        wait_until_seen(installation, job_id)
         installation.coordinator.end(signal.SIGKILL)
         await_value(lambda: not clients(installation), lambda: f"{clients(installation)}")
         installation.coordinator.start()
-        adopted = wait_until_heard(installation, job_id)
+        adopted = wait_until_seen(installation, job_id)
         assert pids(adopted) == pids(before)
         ended = installation.complete(job_id)
         kinds = installation.kinds(job_id)
@@ -295,7 +295,7 @@ def test_sockets_of_a_killed_coordinator_are_removed(tmp_path: Path) -> None:
 
 
 def test_more_orders_than_sessions_are_carried_out(sshd: Sshd) -> None:
-    """Ssh connects anew for them; all agents hear of the next connection all the same."""
+    """Ssh connects anew for them; all agents learn of the next connection all the same."""
     sshd.start("MaxSessions 3")
 
     async def check() -> None:
@@ -311,10 +311,10 @@ def test_more_orders_than_sessions_are_carried_out(sshd: Sshd) -> None:
                     if MASTER in command_of(pid):
                         os.kill(pid, signal.SIGKILL)
 
-                def have_heard() -> bool:
+                def have_received() -> bool:
                     return {read_coordinator_address(file) for file in files}.isdisjoint(first)
 
-                await asyncio.to_thread(await_value, have_heard, lambda: f"{files}")
+                await asyncio.to_thread(await_value, have_received, lambda: f"{files}")
                 assert all(len(agents_of(it.job_uid)) == 1 for it in given)
 
     asyncio.run(check())

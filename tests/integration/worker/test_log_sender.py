@@ -51,8 +51,8 @@ class Way:
         return JobFiles(self.root / name / "jobs" / "a-job")
 
     @property
-    def heard(self) -> Path:
-        return self.root / "heard"
+    def output(self) -> Path:
+        return self.root / "output"
 
     @property
     def socket(self) -> Path:
@@ -73,8 +73,8 @@ class Way:
             argv = [sys.executable, "-m", "tests.support.agent_server", *words]
         else:
             argv = module_command("worker.storage")
-        with self.heard.open("ab") as heard:
-            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=heard, stderr=heard)
+        with self.output.open("ab") as output:
+            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=output, stderr=output)
         self.processes[name] = process
         if name == "sender":
             assert process.stdin is not None
@@ -137,16 +137,16 @@ def test_nothing_is_lost_or_doubled_by_kills(way: Way) -> None:
             log.writelines(f"{number} {line}\n" for line in range(LINES))
             log.flush()
             index.note(number)
-            await_value(lambda: way.size_at_coordinator() > before, lambda: end_of(way.heard))  # noqa: B023
+            await_value(lambda: way.size_at_coordinator() > before, lambda: end_of(way.output))  # noqa: B023
             name = ("server", "sender")[number % 2]
             way.end(name)
             way.start(name)
     away.exit_record(0, 0).write_bytes(b"how it ended")
-    await_value(coordinator.exit_record(0, 0).exists, lambda: end_of(way.heard))
+    await_value(coordinator.exit_record(0, 0).exists, lambda: end_of(way.output))
     assert way.end("sender", signal.SIGTERM) == 0, "everything is sent"
     for path in (JobFiles.log, JobFiles.times, JobFiles.exit_record):
         assert path(coordinator, 0, 0).read_bytes() == path(away, 0, 0).read_bytes()
-    assert "drained" in way.heard.read_text()
+    assert "drained" in way.output.read_text()
 
 
 def test_a_sender_that_is_told_to_end_first_sends_all(way: Way) -> None:
@@ -154,7 +154,7 @@ def test_a_sender_that_is_told_to_end_first_sends_all(way: Way) -> None:
     index = LogIndex(away.log(0, 0), away.times(0, 0))
     for name in ("server", "sender"):
         way.start(name)
-    await_value(coordinator.log(0, 0).exists, lambda: end_of(way.heard))
+    await_value(coordinator.log(0, 0).exists, lambda: end_of(way.output))
     away.log(0, 0).write_text("the last line\n")
     index.note(1.0)
     assert way.end("sender", signal.SIGTERM) == 0
@@ -170,7 +170,7 @@ def test_a_sender_leaves_a_coordinator_that_was_replaced(way: Way) -> None:
         way.start(name)
     away.log(0, 0).write_text("to the first\n")
     index.note(1.0)
-    await_value(lambda: way.size_at_coordinator() > 0, lambda: end_of(way.heard))
+    await_value(lambda: way.size_at_coordinator() > 0, lambda: end_of(way.output))
     way.processes["stopped"] = way.processes.pop("server")
     way.processes["stopped"].send_signal(signal.SIGSTOP)
     way.port = free_port()
@@ -180,7 +180,7 @@ def test_a_sender_leaves_a_coordinator_that_was_replaced(way: Way) -> None:
         log.write("to the second\n")
     index.note(2.0)
     size = away.log(0, 0).stat().st_size
-    await_value(lambda: way.size_at_coordinator() == size, lambda: end_of(way.heard))
+    await_value(lambda: way.size_at_coordinator() == size, lambda: end_of(way.output))
 
 
 def test_a_sender_ends_with_its_agent(way: Way) -> None:

@@ -35,7 +35,7 @@ def test_dead_process_is_replaced(stage: Stage) -> None:
         assert KEY not in environment_of(process.pid).values()
         assert KEY not in Path(f"/proc/{process.pid}/cmdline").read_text()
     agent.say(Dismiss())
-    assert agent.hear_of(RankExited, 0).signal == signal.SIGKILL
+    assert agent.receive_of(RankExited, 0).signal == signal.SIGKILL
     assert stage.exit_code() == 0
     assert stage.running() == []
     assert not stage.files.storage_socket.exists()

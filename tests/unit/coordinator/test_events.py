@@ -274,8 +274,8 @@ def test_an_exit_before_the_kill_is_an_event() -> None:
         StopRequested(request=StopRequest.GRACEFUL, grace_seconds=1),
         ActionTaken(action=Start(rank=1)),
         ActionTaken(action=SetStatus(status=JobStatus.RUNNING, message="the same, said otherwise")),
-        RankSaid(rank=1, attempt=7, message=Warned(message="from an attempt unheard of")),
-        RankSaid(rank=7, attempt=0, message=Warned(message="from a rank unheard of")),
+        RankSaid(rank=1, attempt=7, message=Warned(message="of an unknown attempt")),
+        RankSaid(rank=7, attempt=0, message=Warned(message="of an unknown rank")),
         AgentLost(host=LOCAL_HOST, agent_number=7, message="another agent died"),
     ],
 )

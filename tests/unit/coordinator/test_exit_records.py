@@ -82,7 +82,7 @@ def test_a_recorded_exit_is_classified_like_a_reported_one(
     assert ending is not None
     assert ending.retry_class is kind
     assert story.rank(0).is_alive
-    assert unreported(story.job, files) == [], "it was heard"
+    assert unreported(story.job, files) == [], "it was received"
 
 
 def test_without_a_record_there_is_no_end(files: JobFiles) -> None:

@@ -131,7 +131,7 @@ def test_an_agent_in_a_queue_is_neither_late_nor_lost() -> None:
     waits = AgentWaits(host="slurm-1", agent_number=1, message="in a queue")
     agent = fold(job, waits, 900.0).agents["slurm-1"]
     assert agent.trouble is not None
-    assert (agent.since, agent.heard_at, agent.trouble.message) == (900.0, 900.0, "in a queue")
+    assert (agent.since, agent.seen_at, agent.trouble.message) == (900.0, 900.0, "in a queue")
     assert fold(job, msgspec.structs.replace(waits, agent_number=2), 900.0) == job
 
 

@@ -166,7 +166,7 @@ def test_a_dead_agent_raises_nothing_and_no_sigpipe(ear: Ear) -> None:
 def test_an_agent_that_does_not_read_blocks_nothing(ear: Ear) -> None:
     for _ in range(10_000):
         ear.voice.send(Warned(message="x" * 1000))
-    received = ear.heard()
+    received = ear.received()
     assert 0 < len(received) < 10_000, "what does not fit is dropped whole"
     assert set(received) == {Warned(message="x" * 1000)}
 
@@ -182,10 +182,10 @@ def test_the_next_agent_gets_every_message_that_still_holds(agents: Agents) -> N
     assert agents.voice.ensure_agent()
     agents.accepts()
     expected = [Hello(), Ready(port=1), beat(step=12), saved(5), saved(10), saved(15)]
-    assert [agents.hear() for _ in range(6)] == expected
+    assert [agents.receive() for _ in range(6)] == expected
     assert agents.voice.ensure_agent()
     agents.voice.send(beat(step=20))
-    assert agents.hear() == beat(step=20), "nothing is sent twice"
+    assert agents.receive() == beat(step=20), "nothing is sent twice"
 
 
 def test_more_saves_than_fit_into_the_socket_are_all_sent(agents: Agents) -> None:
@@ -196,7 +196,7 @@ def test_more_saves_than_fit_into_the_socket_are_all_sent(agents: Agents) -> Non
     sending = threading.Thread(target=agents.voice.ensure_agent)
     sending.start()
     agents.accepts()
-    received = [agents.hear() for _ in range(SAVED_LIMIT)]
+    received = [agents.receive() for _ in range(SAVED_LIMIT)]
     sending.join(PATIENCE_SECONDS)
     assert received == [saved(step) for step in range(SAVED_LIMIT, 2 * SAVED_LIMIT)]
 

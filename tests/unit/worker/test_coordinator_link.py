@@ -237,14 +237,14 @@ def agree(wire: Wire, *, token: str = HELLO.token) -> tuple[socket.socket, Answe
     return coordinator, session
 
 
-def hear(wire: Wire, coordinator: socket.socket, session: Answerer, count: int) -> list[bytes]:
+def collect(wire: Wire, coordinator: socket.socket, session: Answerer, count: int) -> list[bytes]:
     """Return what the link sends, from its proof on."""
     wire.turns_until(lambda: not wire.link._link._session.waiting_bytes)  # noqa: SLF001
     wire.turns_until(lambda: not wire.link._link._unsent)  # noqa: SLF001
-    heard: list[bytes] = []
-    while len(heard) < count or not session.is_open:
-        heard += session.receive(coordinator.recv(session.frames.missing_bytes))
-    return heard
+    received: list[bytes] = []
+    while len(received) < count or not session.is_open:
+        received += session.receive(coordinator.recv(session.frames.missing_bytes))
+    return received
 
 
 def test_what_was_sent_before_the_proof_arrives_sealed(sealed: Wire) -> None:
@@ -254,7 +254,7 @@ def test_what_was_sent_before_the_proof_arrives_sealed(sealed: Wire) -> None:
     coordinator, session = agree(sealed)
     sealed.turns_until(lambda: sealed.link._link._session.is_open)  # noqa: SLF001
     sealed.link.send(HELLO)
-    payloads = hear(sealed, coordinator, session, 2)
+    payloads = collect(sealed, coordinator, session, 2)
     assert session.is_sealed
     assert list(map(decode_agent_message, payloads)) == [HELLO, HELLO]
     for message in (Welcome(epoch=1), ORDER):
@@ -281,7 +281,7 @@ def test_a_changed_frame_closes_a_sealed_connection(
     sealed.turns_until(lambda: not sealed.link._link._unsent)  # noqa: SLF001
     coordinator, session = agree(sealed)
     sealed.turns_until(lambda: sealed.link._link._session.is_open)  # noqa: SLF001
-    hear(sealed, coordinator, session, 0)
+    collect(sealed, coordinator, session, 0)
     coordinator.sendall(b"".join(map(frame, answers(session.cipher))))
     sealed.turns_until(lambda: not sealed.link.is_open)
     assert Dismiss() not in sealed.received
