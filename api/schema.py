@@ -49,9 +49,9 @@ class JobPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A machine of the cluster that asks to join a job."""
+    """A machine of the cluster file that asks to join a job."""
 
-    node: Annotated[NodeName, Meta(description="Its name in the service's cluster.yaml.")]
+    node: Annotated[NodeName, Meta(description="Its name in the service's cluster file.")]
     gpu_count: Annotated[int, Meta(ge=0, le=4096, description="GPUs that it offers.")] = 0
     backend: Annotated[Literal["cpu", "cuda"], Meta(description="What it computes on.")] = "cpu"
     epoch: Annotated[

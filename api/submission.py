@@ -212,8 +212,8 @@ def _check_hosts(job_id: JobId, spec: JobSpec, cluster: Cluster) -> None:
         raise invalid_field(
             "body",
             "world_size",
-            f"only {spec.world_size - len(missing)} of {spec.world_size} ranks fit on the cluster "
-            f"while it is free ({missing[0]}): ask for fewer, or see muster plan",
+            f"only {spec.world_size - len(missing)} of {spec.world_size} ranks fit on the nodes "
+            f"of the cluster file if free ({missing[0]}): ask for fewer, or see muster plan",
         )
 
 

@@ -95,7 +95,7 @@ def snapshot_of(
     fresh = hosts if len(hosts) == 1 else {}  # others get an agent with their first rank
     known_agents = {}
     for row in rows.agents:
-        # A host that the cluster's description has no more is one that does not answer.
+        # A host that the cluster file has no more is one that does not answer.
         # One of before there was a description is on this host.
         unknown = AgentSnapshot(host=row.host, is_local=row.host == node, order=LAST)
         known_agents[row.host] = _agent_of(row, hosts.get(row.host, unknown), agents, now)

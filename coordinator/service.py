@@ -287,7 +287,7 @@ def _own_address(nodes: Sequence[ClusterNode]) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         words = f"no address of this host is known that {other} reaches ({error})"
-        words += ": set host: of the local node in cluster.yaml to one"
+        words += ": set host: of the local node in the cluster file to one"
         _LOG.warning(words, action="no_own_address")
         return LOOPBACK
 

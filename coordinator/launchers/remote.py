@@ -222,7 +222,7 @@ class CommandLauncher:
     async def _give(self, order: Order) -> RemoteShell:
         """Return a shell to which the order was given. Raises `NotStarted`, which is noted."""
         if self._command is None:
-            message = f"{self._host} is not in the cluster any more: add it again, or stop its jobs"
+            message = f"{self._host} is not in the cluster file any more: add it, or stop its jobs"
             self._note(message)
             raise NotStarted(message)
         async with self._connecting:
@@ -282,7 +282,7 @@ async def probe_file(directory: Path | str | None) -> AsyncIterator[ProbeFile | 
 
 
 class CommandLaunchers(dict[str, CommandLauncher]):
-    """The launchers of a cluster's other nodes by name."""
+    """The launchers of the cluster file's other nodes by name."""
 
     def __init__(
         self,
@@ -301,7 +301,7 @@ class CommandLaunchers(dict[str, CommandLauncher]):
             self[node.name] = CommandLauncher(node.name, master, environ, str(data.root))
 
     def __missing__(self, host: str) -> CommandLauncher:
-        # A job was there when the cluster still had it: now it is one that does not answer.
+        # A job was there when the cluster file still had it: now it is one that does not answer.
         return self.setdefault(host, CommandLauncher(host, None, self._environ))
 
     def close(self) -> None:

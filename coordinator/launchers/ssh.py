@@ -30,7 +30,7 @@ from muster.contracts.messages.attach import HostReady
 LOGIN_SECONDS: Final = 12.0  # ssh itself limits only what comes before its handshake
 
 _REASONS: Final = {
-    "Could not resolve": "no address of {host} is known: correct its host: in cluster.yaml",
+    "Could not resolve": "no address of {host} is known: correct its host: in the cluster file",
     # Some distributions have it print a command, which knows the file, alias and port.
     r"remove with:\s+(ssh-keygen .*\S)": "its host key has changed: if it should, `{0}`",
     r"Offending \w+ key in (.+):(\d+)": "its host key has changed: if it should, remove line {1} "

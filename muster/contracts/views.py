@@ -201,7 +201,7 @@ class LeaderboardView(View, frozen=True, kw_only=True):
 class HostView(View, frozen=True, kw_only=True):
     """A host on which ranks may run."""
 
-    host: Annotated[str, _doc("Its name in the cluster; `local` without one.")]
+    host: Annotated[str, _doc("Its name in the cluster file; `local` without one.")]
     address: str
     transport: Annotated[str, _doc("How ranks are started there: local, ssh")]
     slots: Annotated[int | None, _doc("Ranks at once. null: the host itself decides.")]
@@ -248,7 +248,7 @@ class EngineView(View, frozen=True, kw_only=True):
     problem: Annotated[str | None, _doc("Why no agent can be started, and what to do.")]
     seen_at: Annotated[Moment | None, _doc("When a scheduler, or the last host, answered.")]
     agents: Annotated[dict[AgentState, int], _doc("Number of agents per state.")]
-    hosts: Annotated[int | None, _doc("Of cluster.yaml, over SSH; null: another engine.")] = None
+    hosts: Annotated[int | None, _doc("Of the cluster file, by SSH; null: another engine.")] = None
     hosts_ready: Annotated[int, _doc("How many of them can be used, as far as is known.")] = 0
     sweep: Annotated[EngineSweep | None, _doc("null: not a scheduler, or not asked yet.")] = None
 

@@ -1,4 +1,4 @@
-"""A machine of the cluster that asks to join a job gets a rank."""
+"""A machine of the cluster file that asks to join a job gets a rank."""
 
 from pathlib import Path
 

@@ -208,13 +208,13 @@ class RankGpus:
                 (gpu, mb) for gpu in found for it, mb in described.items() if gpu.startswith(it)
             )
             usable = {gpu: mb for gpu, mb in pairs if mb >= self._need.vram_mb}
-            of_size = f" of {self._need.vram_mb} MB, as cluster.yaml describes them,"
+            of_size = f" of {self._need.vram_mb} MB, as the cluster file describes them,"
         needed = 1 if self._is_sharing else self._at_once
         if len(usable) < needed:
             advice = "choose a smaller gpus_per_rank, or fewer ranks for a gang"
             absent = [it for it in described if not any(gpu.startswith(it) for gpu in found)]
             if absent and found:
-                named = f"cluster.yaml names {', '.join(absent)}, and the host has"
+                named = f"the cluster file names {', '.join(absent)}, and the host has"
                 advice = f"{named} {', '.join(found)}: correct it, and restart the services"
             raise InvalidProgram(
                 f"the job needs {needed} GPUs{of_size} at once, and its host has {len(usable)} for "

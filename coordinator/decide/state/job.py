@@ -100,7 +100,7 @@ class AgentSnapshot:
 
 
 LAST: Final = 1 << 30
-"""The order of a host that the cluster's description has no more, or of none at all."""
+"""The order of a host that the cluster file has no more, or of none at all."""
 
 _NO_AGENT: Final = AgentSnapshot(host=UNPLACED, order=LAST)
 

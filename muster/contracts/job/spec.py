@@ -43,7 +43,7 @@ PYTHON_NAMES: Final = frozenset({"python", "python3"})
 """First words of a command that mean the job's interpreter."""
 
 CLUSTER_FIELDS: Final = ("vram_mb", "ram_mb", "hosts")
-"""Fields that mean something only to a service that knows the machines of a cluster."""
+"""Fields that mean something only to a service that has a cluster file."""
 
 MAPPING_LIMIT: Final = 256  # most entries of `env` or `labels`
 
@@ -86,7 +86,7 @@ NODE_NAME_WANTED: Final = "use up to 63 letters, digits, '.', '-' or '_', first 
 NodeName: TypeAlias = Annotated[
     str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$", extra={"wanted": NODE_NAME_WANTED})
 ]
-"""The name of a machine in ``cluster.yaml``."""
+"""The name of a machine in the cluster file."""
 
 
 def _doc(text: str) -> Meta:

@@ -33,7 +33,7 @@ class VramNeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     vram_mb: int  # of one GPU, or of each that a rank has for itself
     wait_seconds: float  # for which a rank may wait for it
-    usable_mb: dict[str, int]  # by GPU, as the description of the cluster names it
+    usable_mb: dict[str, int]  # by GPU, as the cluster file names it
 
 
 class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -85,7 +85,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     ]
     dataset_dir: Annotated[Location, Variable("DATASET_DIR", "Data of jobs that name no place.")]
     cluster: Annotated[
-        Path | None, Variable(CLUSTER, "The `cluster.yaml` that describes the machines.")
+        Path | None, Variable(CLUSTER, "The cluster file, which describes the machines.")
     ] = None
     engines: Annotated[
         frozenset[str],

@@ -102,7 +102,10 @@ OTHER_HOSTS: dict[str, tuple[dict[str, object], str | None]] = {
     "only here": ({"world_size": 2, "hosts": ("here",)}, None),
     "an object store": ({"world_size": 4, "checkpoint_dir": "s3://bucket/runs"}, None),
     "no such host": ({"hosts": ("nowhere",)}, "there is no node 'nowhere': use one of here, box"),
-    "too many ranks": ({"world_size": 5}, "only 4 of 5 ranks fit on the cluster while it is free"),
+    "too many ranks": (
+        {"world_size": 5},
+        "only 4 of 5 ranks fit on the nodes of the cluster file if free",
+    ),
     "needs that no host has": ({"world_size": 1, "vram_mb": 1}, "here: it has no GPU; box: it"),
     "apart": ({"world_size": 4, "mode": "independent"}, None),
     "only elsewhere": ({"world_size": 2, "mode": "synchronous", "hosts": ("box",)}, None),

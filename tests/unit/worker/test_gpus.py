@@ -223,7 +223,7 @@ def test_a_host_that_can_never_do_is_refused(
     gpus = gpus_of(usable, gpus_per_rank=per_rank, gpus_at_once=2)
     with pytest.raises(InvalidProgram, match="GPUs of 8000 MB, as cluster") as refused:
         reserve(gpus)
-    both = f"cluster.yaml names GPU-absent, and the host has {', '.join(uuids)}: correct it"
+    both = f"the cluster file names GPU-absent, and the host has {', '.join(uuids)}: correct it"
     assert both in str(refused.value)
 
 
