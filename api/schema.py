@@ -16,8 +16,9 @@ from api.errors import MEDIA_TYPE, InvalidRequest
 from database.errors import JobMissing, MemberMissing
 from muster.contracts import token, views
 from muster.contracts.errors import CONTROLS, InvalidSpec
+from muster.contracts.job.field_types import SECONDS_LIMIT, NodeName
 from muster.contracts.job.problems import checked_job_id, field_errors, unknown_names
-from muster.contracts.job.spec import LIMITS, SECONDS_LIMIT, JobRequest, NodeName
+from muster.contracts.job.spec import LIMITS, JobRequest
 from muster.contracts.job.status import JobId
 from muster.contracts.token import NAME_PATTERN, NAME_WANTED, Scope
 from muster.contracts.views import FieldError

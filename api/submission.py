@@ -34,9 +34,10 @@ from muster.checkpoints.listing import (
 from muster.cluster.description import Cluster
 from muster.cluster.placement import RankRequest, place
 from muster.contracts.errors import InvalidDescription
+from muster.contracts.job.field_types import RESERVED_IDS
 from muster.contracts.job.problems import checked, checked_job_id
 from muster.contracts.job.secrets import Reference, plaintext_secrets
-from muster.contracts.job.spec import CLUSTER_FIELDS, RESERVED_IDS, JobRequest, JobSpec
+from muster.contracts.job.spec import CLUSTER_FIELDS, JobRequest, JobSpec
 from muster.contracts.job.status import JobId
 from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.settings.paths import DataDir, checkpoints_of_job

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from muster.contracts.settings.environ import SPARE_RANK
+from muster.contracts.settings.names import SPARE_RANK
 from muster.host.containment import tag_of
 from muster.host.processes import identify
 from tests.support.hosts import Host, signal_all

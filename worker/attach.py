@@ -40,7 +40,7 @@ from muster.contracts.messages.attach import (
     WatchAgent,
 )
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import SERVICE_ONLY, SINGLE_THREADED
+from muster.contracts.settings.names import SERVICE_ONLY, SINGLE_THREADED
 from muster.contracts.settings.paths import DataDir, JobFiles, LogName
 from muster.host.containment import kill_job, tagged_processes
 from muster.host.files import (

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from muster.contracts.messages.assignment import FORKED_PID, ForkAgent
-from muster.contracts.settings.environ import SINGLE_THREADED
+from muster.contracts.settings.names import SINGLE_THREADED
 from muster.host.containment import overwrite_tag
 from muster.runtime.exit_report import exit_process, print_error
 

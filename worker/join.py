@@ -36,7 +36,7 @@ from muster.contracts.messages.attach import (
     OrderFailed,
 )
 from muster.contracts.messages.rank import NONCE_BYTES
-from muster.contracts.settings.environ import SERVICE_ONLY
+from muster.contracts.settings.names import SERVICE_ONLY
 from muster.contracts.settings.paths import JobFiles
 from muster.host.limits import ShellLimits
 from muster.host.processes import adopt_orphans

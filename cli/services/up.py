@@ -36,7 +36,7 @@ from cli.services.record import (
     write_record,
 )
 from muster.contracts.errors import MusterError
-from muster.contracts.settings.environ import LIFELINE_FD
+from muster.contracts.settings.names import LIFELINE_FD
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import (
     CA_FILE,

@@ -12,8 +12,9 @@ from muster.contracts.errors import MusterError
 from muster.contracts.job.secrets import Reference, SecretUnavailable
 from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import SAME_ON_ALL_HOSTS, SERVICE_ONLY, STORE_KEYS
+from muster.contracts.settings.names import SERVICE_ONLY, STORE_KEYS
 from muster.contracts.settings.services import shared_variables
+from muster.contracts.settings.variables import SAME_ON_ALL_HOSTS
 from muster.host.processes import ProcessorWait
 from muster.runtime.secrets import SecretStore
 

@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import InvalidDescription
+from muster.contracts.job.field_types import Megabytes, NodeName
 from muster.contracts.job.problems import declared_fields, field_errors
-from muster.contracts.job.spec import Megabytes, NodeName
 from muster.contracts.settings.services import LOOPBACK_NAMES, SLOTS_PER_CORE
 
 MemoryType: TypeAlias = Literal["discrete", "unified"]

@@ -24,7 +24,8 @@ from muster.contracts.job.status import JobId
 from muster.contracts.location import parse_location
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress, VramNeed
 from muster.contracts.messages.attach import JOIN_ORDER, JoinOrder, LaunchAgent, ProbeFile
-from muster.contracts.settings.environ import STORE_KEYS, agent_heartbeat_seconds
+from muster.contracts.settings.environ import agent_heartbeat_seconds
+from muster.contracts.settings.names import STORE_KEYS
 from muster.contracts.settings.paths import DataDir, JobFiles
 from muster.contracts.settings.services import ServiceSettings
 from muster.contracts.views import AgentRequest

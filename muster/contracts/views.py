@@ -15,7 +15,7 @@ from msgspec import Meta
 from muster.contracts.agent import AgentState
 from muster.contracts.host import HostFacts
 from muster.contracts.job.engine import Engine
-from muster.contracts.job.spec import BitsPromised
+from muster.contracts.job.field_types import BitsPromised
 from muster.contracts.job.status import JobStatus
 from muster.contracts.rank import RankProgress
 from muster.contracts.token import Scope

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
+from muster.contracts.settings.names import PROCESS_TAG, PROCESS_TAG_WIDTH
 from muster.host.processes import (
     PollLimit,
     all_pids,

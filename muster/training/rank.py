@@ -12,7 +12,8 @@ from typing import NoReturn
 import numpy as np
 
 from muster.contracts.job.spec import JobSpec
-from muster.contracts.settings.environ import PROCESS_TAG, RankSettings
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
 from muster.host.containment import contain_self, set_tag_limit

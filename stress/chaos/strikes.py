@@ -13,7 +13,7 @@ from signal import SIGCONT, SIGSTOP
 from typing import TypeVar
 
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import SPARE_RANK
+from muster.contracts.settings.names import SPARE_RANK
 from muster.contracts.settings.paths import checkpoints_of_job, checkpoints_of_rank
 from muster.host.processes import descendants, identify, is_running, send_signal
 from stress.chaos.faults import Blow, Fault, Kind, Victim

@@ -18,7 +18,7 @@ from muster.contracts.messages.agent import (
 )
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.messages.wire import decode_agent_message, encode
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.links.frames import FrameReader, frame
 from tests.support.agent_stage import order_of
 from tests.support.installation import without_ours

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import PROCESS_TAG, process_tag
+from muster.contracts.settings.environ import process_tag
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.containment import tag_numbers
 from muster.host.processes import identify
 

@@ -36,13 +36,8 @@ from muster.contracts.messages.wire import (
     encode,
 )
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import (
-    PROCESS_TAG,
-    Assignment,
-    HostPlace,
-    process_tag,
-    rank_environment,
-)
+from muster.contracts.settings.environ import Assignment, HostPlace, process_tag, rank_environment
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.paths import JobFiles
 from muster.host.containment import tagged_processes
 from muster.host.limits import ShellLimits

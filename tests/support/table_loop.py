@@ -14,7 +14,7 @@ from uuid import uuid4
 from muster.contracts.messages.agent import AgentMessage, RankSaid, StartRank
 from muster.contracts.messages.rank import Hello
 from muster.contracts.messages.wire import encode
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.paths import JobFiles
 from muster.host.containment import set_tag_limit
 from tests.support.secret_rank import assignment

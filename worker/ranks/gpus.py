@@ -23,7 +23,7 @@ from muster.contracts.job.retry import VRAM_BACKOFF
 from muster.contracts.messages.agent import StartRank
 from muster.contracts.messages.assignment import AgentAssignment, VramNeed
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.containment import tagged_processes
 from muster.host.files import closing, replace_private
 from muster.host.gpus import GpusBusy, claimed, is_claimed, list_gpus, measure_gpus, nameable

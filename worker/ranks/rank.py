@@ -41,12 +41,8 @@ from muster.contracts.messages.rank import (
 from muster.contracts.messages.wire import decode_rank_hello, decode_rank_message, encode
 from muster.contracts.rank import Phase
 from muster.contracts.series import Window, joined
-from muster.contracts.settings.environ import (
-    ATTEMPT_VARIABLES,
-    LATE_PULSES,
-    PROCESS_TAG,
-    SPARE_RANK,
-)
+from muster.contracts.settings.environ import LATE_PULSES
+from muster.contracts.settings.names import ATTEMPT_VARIABLES, PROCESS_TAG, SPARE_RANK
 from muster.host.containment import is_contained, kill_attempt, tagged_processes
 from muster.host.peers import name_senders, receive_from
 from muster.host.processes import ProcessorWait, identify, running_in_group, send_signal

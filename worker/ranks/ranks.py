@@ -29,7 +29,7 @@ from muster.contracts.messages.agent import (
 )
 from muster.contracts.messages.assignment import AdoptedRank, AgentAssignment
 from muster.contracts.messages.rank import Code, JoinedProcessEnded, Orphaned, Warned
-from muster.contracts.settings.environ import (
+from muster.contracts.settings.names import (
     AGENT_SOCKET,
     ERROR_FILE,
     ORPHAN_TIMEOUT,

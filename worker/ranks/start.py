@@ -28,9 +28,9 @@ from muster.contracts.messages.assignment import FORKED_PID, AgentAssignment, Fo
 from muster.contracts.messages.rank import Executing
 from muster.contracts.messages.wire import encode
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import (
+from muster.contracts.settings.environ import JOB_VARIABLES
+from muster.contracts.settings.names import (
     AGENT_FD,
-    JOB_VARIABLES,
     PREFORK_FD,
     PROCESS_TAG,
     PROCESS_TAG_WIDTH,

@@ -25,7 +25,7 @@ class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rank: int
     attempt: int
     process: ProcessRecord
-    process_tag: str  # `muster.contracts.settings.environ.PROCESS_TAG` in it and in its children
+    process_tag: str  # `muster.contracts.settings.names.PROCESS_TAG` in it and in its children
 
 
 class VramNeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -15,7 +15,7 @@ import pytest
 
 from coordinator.launchers.launcher import AgentProcess
 from muster.contracts.messages.assignment import ForkAgent
-from muster.contracts.settings.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
+from muster.contracts.settings.names import PROCESS_TAG, PROCESS_TAG_WIDTH
 from muster.host.containment import tag_of, tagged_processes
 from muster.host.processes import descendants, environment_of, is_stopped, module_command
 from tests.support.hosts import USER, needs_hosts

@@ -13,7 +13,7 @@ import pytest
 from muster.contracts.messages.agent import AgentHello, StartRank, TerminateRank
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.messages.wire import encode
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.links.frames import frame
 from muster.links.serving import PENDING_LIMIT
 from tests.support.agent_stage import order_of

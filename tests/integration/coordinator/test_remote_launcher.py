@@ -25,7 +25,7 @@ from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job.status import JobUid
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.paths import DataDir, JobFiles
 from muster.contracts.settings.services import ServiceSettings
 from muster.host.containment import tagged_processes

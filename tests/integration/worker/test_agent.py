@@ -28,7 +28,8 @@ from muster.contracts.messages.agent import (
 from muster.contracts.messages.assignment import CoordinatorAddress
 from muster.contracts.messages.rank import Executing, Hello, Orphaned, PermanentFailure
 from muster.contracts.messages.wire import encode
-from muster.contracts.settings.environ import PROCESS_TAG, process_tag
+from muster.contracts.settings.environ import process_tag
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.paths import rank_place
 from muster.contracts.shards import Position
 from muster.host.containment import tag_of

@@ -10,7 +10,8 @@ import pytest
 from muster.contracts.job.retry import REPLACED_CODE
 from muster.contracts.messages.agent import RankExited
 from muster.contracts.messages.rank import Heartbeat, Hello, Orphaned
-from muster.contracts.settings.environ import PROCESS_TAG, process_tag
+from muster.contracts.settings.environ import process_tag
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.containment import tag_of
 from muster.host.processes import is_running, send_signal
 from tests.support.agent_stage import AGENT_NUMBER, Stage

@@ -30,7 +30,7 @@ from muster.contracts.messages.rank import (
     Warned,
 )
 from muster.contracts.messages.wire import ExitRecord, decode_exit_record, encode
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.paths import JobFiles
 from muster.host.containment import can_tag, set_tag_limit
 from muster.host.processes import identify

@@ -26,7 +26,7 @@ from muster.contracts.messages.rank import (
     WorkerGroup,
 )
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import SPARE_RANK
+from muster.contracts.settings.names import SPARE_RANK
 from muster.host.containment import is_contained, tag_number_of, tag_numbers, tag_of
 from muster.host.processes import identify, is_running, send_signal
 from tests.support.agent_stage import Conversation, Stage

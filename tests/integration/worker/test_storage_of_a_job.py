@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 from muster.contracts.messages.agent import Dismiss, RankExited
-from muster.contracts.settings.environ import STORAGE_SOCKET
+from muster.contracts.settings.names import STORAGE_SOCKET
 from muster.host.processes import environment_of, identify
 from tests.support.agent_stage import Stage
 from tests.support.installation import await_value

@@ -20,7 +20,8 @@ from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import BEST, Owner
 from muster.checkpoints.store import open_store
 from muster.cluster.description import Cluster, ClusterNode, cluster_of_service
-from muster.contracts.job.spec import JobRequest, ResumeFrom
+from muster.contracts.job.field_types import ResumeFrom
+from muster.contracts.job.spec import JobRequest
 from muster.contracts.job.status import JobId
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host import containment
 from muster.host.containment import (
     can_tag,

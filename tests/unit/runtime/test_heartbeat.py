@@ -38,7 +38,7 @@ from muster.contracts.messages.rank import (
 )
 from muster.contracts.messages.wire import encode
 from muster.contracts.rank import Phase
-from muster.contracts.settings.environ import HAS_JOINED
+from muster.contracts.settings.names import HAS_JOINED
 from muster.datasets.errors import (
     DatasetEmpty,
     DatasetError,
