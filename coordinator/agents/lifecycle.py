@@ -233,7 +233,7 @@ class AgentLifecycle:
         An `is_unclean` host was given up: what it has of the job is ended by this agent, or later.
         """
         uid, agent = job.snapshot.uid, job.snapshot.agents[host]
-        agent_number, launcher = agent.agent_number, self._launcher(job.snapshot, agent)
+        number, launcher = agent.agent_number, self._launcher(job.snapshot, agent)
         name, is_swept = job.snapshot.agent_name(host), False
         kind = AgentLost
         try:
@@ -244,7 +244,7 @@ class AgentLifecycle:
                 await launcher.sweep(uid, job.known_processes(host))
                 self._report_ends(job, host, frozenset())
             message = f"{name} was not started again, and its ranks were ended"
-            self.observe(uid, AgentLost(host=host, agent_number=agent_number, message=message))
+            self.observe(uid, AgentLost(host=host, agent_number=number, message=message))
             return
         except NotStarted as error:
             self._fail_if_refused(job, error)
@@ -258,7 +258,7 @@ class AgentLifecycle:
             message = f"{name} could not be started: {error!r}"
         if not await self._holds_lease():
             return  # the processes belong to the coordinator that took over
-        if job.snapshot.agents[host].agent_number != agent_number:
+        if job.snapshot.agents[host].agent_number != number:
             return  # it was dismissed or given up: the next agent is there, and has ended its rest
         _set_agent(job, host, None)
         # Look before sweeping: a rank that ends after this look is found by the next agent.
@@ -268,10 +268,8 @@ class AgentLifecycle:
         self._report_ends(job, host, living)
         newest = 0
         if agent.is_local:
-            newest = newest_number(self._data.job(job.snapshot.job_id).agent_socket(agent_number))
-        lost = kind(
-            host=host, agent_number=agent_number, message=message, living=living, newest=newest
-        )
+            newest = newest_number(self._data.job(job.snapshot.job_id).agent_socket(number))
+        lost = kind(host=host, agent_number=number, message=message, living=living, newest=newest)
         self.observe(uid, lost)
 
     def _fail_if_refused(self, job: TrackedJob, error: NotStarted) -> None:

@@ -153,17 +153,15 @@ class CommandLauncher:
             why = printable(answer.message)
         raise NotStarted(f"{self._host} did not answer what it has: {why}")
 
-    async def fetch_logs(self, job_uid: str, files: JobFiles) -> None:
+    async def fetch_logs(self, uid: str, files: JobFiles) -> None:
         """Write into `files` what the host still has of an ended job's logs.
 
         Then the host removes the job's directory. Raises `NotStarted` and OSError.
         """
         received = CoordinatorLogs(files, self._host)
-        sizes = await asyncio.to_thread(received.sizes, job_uid, None)
-        identity = file_identity(files.owner)
-        order = FetchLogs(
-            job_uid=job_uid, data_dir=self._data_dir, coordinator_file=identity, sizes=tuple(sizes)
-        )
+        sizes = tuple(await asyncio.to_thread(received.sizes, uid, None))
+        own = file_identity(files.owner)
+        order = FetchLogs(job_uid=uid, data_dir=self._data_dir, coordinator_file=own, sizes=sizes)
         with closing(await self._give(order)) as shell:
             while isinstance(answer := await shell.answer(), LogFetched):
                 await asyncio.to_thread(received.keep, answer.part)

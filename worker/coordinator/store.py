@@ -53,16 +53,16 @@ class StoreLink:
     def __init__(self, own: AgentAssignment) -> None:
         self._own: Final = own
         self.reconnect: Final = Reconnect(coordinator_addresses(own), RETRY_SECONDS, REACH_SECONDS)
-        self.connection: ThreadLink | None = None
+        self.channel: ThreadLink | None = None
         """What a store has claimed holds for this one."""
 
     def connect(self) -> None:
         """Connect unless that is done. Raises OSError, `WireError`, `AuthenticationFailed`."""
-        if self.connection is not None:
+        if self.channel is not None:
             return
-        self.connection = ThreadLink(self._own, self.reconnect.next_address(), StoreHello())
+        self.channel = ThreadLink(self._own, self.reconnect.next_address(), StoreHello())
         try:
-            decode_store_answer(self.connection.receive())  # it listens
+            decode_store_answer(self.channel.receive())  # it listens
         except BaseException:
             self.close()
             raise
@@ -74,19 +74,17 @@ class StoreLink:
 
         Raises the error that the other end has met, or that of the connection, which is closed.
         """
-        assert self.connection is not None  # noqa: S101  it is connected
+        assert self.channel is not None  # noqa: S101  it is connected
         found = bytearray()
         try:
-            self.connection.send(encode(call))
+            self.channel.send(encode(call))
             for buffer in chain(*content):
                 for start in range(0, len(buffer), CHUNK_BYTES):
-                    self.connection.send(buffer[start : start + CHUNK_BYTES])
-            while isinstance(
-                answer := decode_store_answer(self.connection.receive()), StorageWarned
-            ):
+                    self.channel.send(buffer[start : start + CHUNK_BYTES])
+            while isinstance(answer := decode_store_answer(self.channel.receive()), StorageWarned):
                 warn(answer.message)
             while isinstance(answer, StoreAnswer) and len(found) < answer.size_bytes:
-                found += self.connection.receive()
+                found += self.channel.receive()
         except BaseException:  # in the middle of a call: nothing can follow
             self.close()
             raise
@@ -95,9 +93,9 @@ class StoreLink:
         return answer, found
 
     def close(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
 
 
 class CoordinatorStore:
@@ -134,7 +132,7 @@ class CoordinatorStore:
         answer, _ = self._call(call)
         (claimed,) = answer.numbers
         self._claim = msgspec.structs.replace(call, generation=claimed)
-        self._claimed_on = self._link.connection
+        self._claimed_on = self._link.channel
         return claimed
 
     def commit(self, unsigned: Manifest, packed: Packed) -> tuple[CheckpointName, Manifest]:
@@ -157,7 +155,7 @@ class CoordinatorStore:
 
     def close(self) -> None:
         self._claim = None
-        if self._link.connection is not None:  # otherwise the other end has closed the store
+        if self._link.channel is not None:  # otherwise the other end has closed the store
             with suppress(*LINK_ERRORS, CheckpointError):
                 self._link.exchange(self._to("close"), self._warn)
 
@@ -178,9 +176,9 @@ class CoordinatorStore:
             try:
                 self._link.connect()
                 was_connected = True
-                if self._claim is not None and self._claimed_on is not self._link.connection:
+                if self._claim is not None and self._claimed_on is not self._link.channel:
                     self._link.exchange(self._claim, self._warn)
-                    self._claimed_on = self._link.connection
+                    self._claimed_on = self._link.channel
                 return self._link.exchange(call, self._warn, *content)
             except LINK_ERRORS as error:
                 attempts.failed(error)

@@ -169,7 +169,9 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
         name for a script that runs alone.
         """
         own = {"job_id": job_id, **read_fields(cls, environ)}
-        _check_id("JOB_ID", own["job_id"])
+        if not re.fullmatch(JOB_ID_PATTERN, own["job_id"]):
+            wanted = "a job id: letters, digits, '-' and '_'"
+            raise InvalidEnvironment("JOB_ID", own["job_id"], wanted)
         job = {"world_size": world_size, **_read_job(environ)}
         spec = _checked(JobSpec(**job))
         if own.get("rank", 0) >= spec.world_size:
@@ -302,11 +304,6 @@ def _read_job(environ: Mapping[str, str]) -> dict[str, Any]:
     if not is_program(found.get("program", "a:b")):
         raise InvalidEnvironment("MUSTER_PROGRAM", found["program"], PROGRAM_WANTED)
     return found
-
-
-def _check_id(name: str, job_id: str | None) -> None:
-    if job_id is not None and not re.fullmatch(JOB_ID_PATTERN, job_id):
-        raise InvalidEnvironment(name, job_id, "a job id: letters, digits, '-' and '_'")
 
 
 def _checked(spec: JobSpec) -> JobSpec:

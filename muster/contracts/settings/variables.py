@@ -54,8 +54,7 @@ class Variable(NamedTuple):
 
     def parse(self, text: str, kind: Any) -> Any:  # noqa: ANN401  a type and its value
         """Return `text` as a value of type `kind`, or raise `InvalidEnvironment`."""
-        bare = bare_type(kind)
-        limited = kind
+        bare, limited = bare_type(kind), kind
         if self.high is not None and get_origin(bare) not in _UNIONS:
             limited = Annotated[bare, Meta(ge=self.low, le=self.high)]
         value: object = text
