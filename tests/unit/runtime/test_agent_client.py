@@ -109,16 +109,16 @@ def limited_to(descriptors: int) -> Iterator[None]:
 def test_a_number_over_the_limit_makes_it_continue_under_another(agents: Agents) -> None:
     """Agents have a higher limit than ranks, so an inherited number may be over the limit."""
     high = fcntl.fcntl(agents.descriptor, fcntl.F_DUPFD_CLOEXEC, 500)
-    line = AgentSocket(high, agents.path)
+    link = AgentSocket(high, agents.path)
     agents.link.close()
     agents.dies()
     agents.starts()
     with limited_to(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 0) + 50):
-        assert line.reconnect()
+        assert link.reconnect()
     agents.accepts()
-    line.send(b"here")
+    link.send(b"here")
     assert agents.channel.recv(100) == b"here"
-    line.close()
+    link.close()
 
 
 def test_without_an_address_there_is_no_reconnecting(ear: Ear) -> None:
