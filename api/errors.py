@@ -45,7 +45,7 @@ from database.errors import (
 from muster.contracts.errors import InvalidSpec, MusterError
 from muster.contracts.messages.wire import encodable
 from muster.contracts.token import masked
-from muster.contracts.views import FieldError, ProblemView
+from muster.contracts.views.service import FieldError, ProblemView
 
 RETRY_AFTER_SECONDS: Final = 1
 

@@ -14,11 +14,11 @@ from typing import Final, NamedTuple, TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from api.dependencies import AppState
-from api.views import FINISHED, WAITING, summary
+from api.views import summary
 from database.errors import DatabaseError
 from muster.contracts.job.status import JobStatus
 from muster.contracts.rank import ProcessState
-from muster.contracts.views import SummaryView
+from muster.contracts.views.job import FINISHED, WAITING, SummaryView
 
 ENDED_SHOWN: Final = timedelta(minutes=10)
 """A job that is over is still scraped a few times, so that its last numbers are on record."""
@@ -93,7 +93,7 @@ def _job(
 
 
 def _ranks_by_state(job: SummaryView) -> Mapping[str, int]:
-    found = Counter(worker.state for worker in job.workers)
+    found = Counter(worker.process for worker in job.workers)
     # Zeros, too: a graph or an alert needs the value before the first one.
     return {state: found[state] for state in (*ProcessState, WAITING, FINISHED)}
 
@@ -209,7 +209,7 @@ def read_scrape(state: AppState) -> Scrape:
         scrape = replace(scrape, disk_free_bytes=disk.free, disk_size_bytes=disk.total)
     with suppress(DatabaseError):
         jobs = state.jobs.lately_active(scrape.now - ENDED_SHOWN, ENDED_LIMIT)
-        ranks = state.history.ranks_by_job([job.job_id for job in jobs])
+        ranks = state.history.workers_by_job([job.job_id for job in jobs])
         nodes = state.submitter.cluster.nodes
         hosts = {node.name for node in nodes}
         open_jobs = [job.job_id for job in jobs if not job.is_terminal]

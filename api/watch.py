@@ -19,7 +19,7 @@ from sse_starlette import ServerSentEvent
 
 from api.streams import Feed
 from database.errors import DatabaseUnavailable
-from muster.contracts.views import EventView
+from muster.contracts.views.history import EventView
 
 POLL_SECONDS: Final = 0.05
 """Between two looks whether anything was committed, which take microseconds."""

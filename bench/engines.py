@@ -332,7 +332,7 @@ def _gang_of(directory: Path, known: Collection[str]) -> dict[str, float]:
 def _all_train_after(step: int) -> Callable[[Seen], bool]:
     return lambda seen: (
         trains(step + 1)(seen)
-        and all(worker["state"] == "live" and worker["step"] > step for worker in seen["workers"])
+        and all(worker["process"] == "live" and worker["step"] > step for worker in seen["workers"])
     )
 
 

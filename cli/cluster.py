@@ -38,7 +38,7 @@ from muster.contracts.job.engine import SCHEDULERS
 from muster.contracts.job.problems import checked, field_errors
 from muster.contracts.job.spec import JobRequest, JobSpec
 from muster.contracts.settings.services import CLUSTER
-from muster.contracts.views import EngineSweep, EngineView, HostView
+from muster.contracts.views.service import EngineSweep, EngineView, HostView
 
 if TYPE_CHECKING:
     from muster import Client

@@ -18,7 +18,7 @@ from database.hosts import Hosts
 from database.records import HostRecord, Job, Lease, utc_now
 from muster.contracts.job.status import JobUid
 from muster.contracts.settings.paths import DataDir
-from muster.contracts.views import EngineSweep
+from muster.contracts.views.service import EngineSweep
 
 MIN_INTERVAL_SECONDS: Final = 10.0
 INTERVAL_SECONDS: Final = 300.0

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from signal import SIGCHLD
 from typing import Final, TypeVar
@@ -31,11 +30,10 @@ from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.history import History
 from database.jobs import Jobs
-from database.records import Job, MemberRecord
+from database.records import Job
 from muster.checkpoints.local import LocalFileSystem, replace_file
 from muster.cluster.description import Cluster
 from muster.contracts.job.status import JobStatus, JobUid, Reason, StopRequest
-from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
 from muster.contracts.settings.paths import DataDir, JobFiles
 from muster.host.code import read_code, script_of
@@ -220,15 +218,14 @@ class JobTable:
             return []
         ids = [job.job_id for job in jobs]
         agents, ranks = self._history.agents_by_job(ids), self._history.ranks_by_job(ids)
-        members, departures = self._history.members_by_job(ids), self._history.departures(ids)
-        last_points = self._history.last_points(ids)
+        members, last_points = self._history.members_by_job(ids), self._history.last_points(ids)
         read = cache(read_code)  # the jobs of a sweep run one script
         return [
             JobRows(
                 job=job,
                 agents=agents[job.job_id],
                 ranks=ranks[job.job_id],
-                members=_drained(departures[job.job_id], members[job.job_id]),
+                members=members[job.job_id],
                 code=kept_code(self._files.job(job.job_id), job.uid)
                 if ranks[job.job_id]
                 else read(
@@ -311,19 +308,6 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
     )
     if any(getattr(job.snapshot, name) != it for name, it in asdict(wanted).items()):
         job.observe(wanted, now)
-
-
-def _drained(leaving: Collection[int], members: Sequence[MemberRecord]) -> list[MemberRecord]:
-    """Return the members with those draining that were asked to leave.
-
-    Otherwise a new coordinator, which shrinks from the top, would remove others in their place.
-    """
-    return [
-        replace(member, state=WorkerState.DRAINING)
-        if member.worker_id in leaving and member.state == WorkerState.ACTIVE
-        else member
-        for member in members
-    ]
 
 
 async def wait_for_database(read: Callable[[], Awaitable[Result]]) -> Result:

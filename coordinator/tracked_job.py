@@ -46,7 +46,7 @@ from muster.contracts.messages.rank import Heartbeat, Saved
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.series import THROUGHPUT, aggregate
 from muster.contracts.settings.paths import JobFiles
-from muster.contracts.views import FaultView
+from muster.contracts.views.history import FaultView
 from muster.job_defaults import ResolvedSpec
 from muster.runtime.exit_report import find_exit_record
 

@@ -17,9 +17,8 @@ from api.access.auth import SESSION_COOKIE, Caller
 from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
 from api.errors import Problem, invalid_field, problem_of
 from api.listing import RequestedPage, jobs_of
-from api.page.curves import EXTREMES, differences, in_order
 from api.page.submission import controls, fields_of, job_text, submit_command
-from api.page.texts import TEXTS, age, differing, progress, short
+from api.page.texts import EXTREMES, TEXTS, age, differences, differing, in_order, progress, short
 from api.page.timeline import timeline
 from api.routes.hosts import list_hosts
 from api.routes.logs import GREP_LIMIT, TAIL_DEFAULT, line_view
@@ -114,7 +113,7 @@ async def _leave_out_empty(request: Request) -> None:
 def show_jobs(state: State, page: RequestedPage, request: Request) -> Response:
     """Show the list of jobs; filters are those of GET /jobs."""
     jobs, headers = jobs_of(page, state, request)
-    ranks, now = state.history.ranks_by_job([job.job_id for job in jobs]), state.clock()
+    ranks, now = state.history.workers_by_job([job.job_id for job in jobs]), state.clock()
     views = [live_state(job, ranks.get(job.job_id, []), now) for job in jobs]
     return _render(
         "jobs.html", jobs=views, total=headers["X-Total-Count"], query=dict(request.query_params)
@@ -128,7 +127,7 @@ def show_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Respons
     history = state.history
     events = history.events(job_id, EVENTS_SHOWN)
     attempts = history.attempts(job_id, ATTEMPTS_SHOWN)
-    view = live_state(job, history.ranks(job_id), state.clock())
+    view = live_state(job, history.workers(job_id), state.clock())
     found = history.series_extremes(job_id)
     return _render(
         "job.html",
@@ -157,7 +156,7 @@ def compare_jobs(
         raise invalid_field("query", "job", f"choose two to {COMPARED} jobs, {example}")
     jobs = [state.jobs.get(checked_job_id(job_id)) for job_id in ids]
     history, now = state.history, state.clock()
-    views = [live_state(it, history.ranks(it.job_id), now) for it in jobs]
+    views = [live_state(it, history.workers(it.job_id), now) for it in jobs]
     found = [history.series_extremes(it.job_id) for it in jobs]
     return _render(
         "compare.html",
@@ -256,7 +255,7 @@ def read_fields(sent: Annotated[JobText, body(JobText)]) -> Response:
 def show_service(state: State, request: Request) -> Response:
     """Show what waits, what holds the slots, the hosts, and whether all is well."""
     jobs, now = state.jobs.unfinished(), state.clock()
-    ranks = state.history.ranks_by_job([job.job_id for job in jobs])
+    ranks = state.history.workers_by_job([job.job_id for job in jobs])
     views = [live_state(job, ranks[job.job_id], now) for job in jobs]
     answers = {"hosts": list_hosts(state), "health": health(state, request)}
     answers["about"] = get_version(state)

@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Final
 
-from muster.contracts.views import AttemptView, EventView
+from muster.contracts.views.history import AttemptView, EventView
 
 MARKS: Final[Mapping[str, str]] = {
     "group_announced": "round",

@@ -32,7 +32,7 @@ from muster.checkpoints.manifest import Owner
 from muster.contracts.job.status import JobId, JobStatus, StopRequest
 from muster.contracts.location import Location, parse_location
 from muster.contracts.settings.paths import checkpoints_of_job
-from muster.contracts.views import Deleted, NotDeleted, Purged
+from muster.contracts.views.job import Deleted, NotDeleted, Purged
 from muster.objects.errors import ObjectStoreError
 from muster.runtime.archive import archive_files, archived_files
 

@@ -13,7 +13,7 @@ from api.views import host_shown
 from database.records import HostRecord
 from muster.contracts.agent import AgentState
 from muster.contracts.job.engine import SCHEDULERS, Engine, engine_row
-from muster.contracts.views import EngineList, EngineSweep, EngineView, HostList, HostView
+from muster.contracts.views.service import EngineList, EngineSweep, EngineView, HostList, HostView
 
 router = APIRouter(tags=["service"])
 

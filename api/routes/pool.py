@@ -16,7 +16,7 @@ from muster.cluster.description import Cluster
 from muster.cluster.placement import RankRequest, place, use_of
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.job.status import JobId, JobStatus
-from muster.contracts.views import JobView, MemberList
+from muster.contracts.views.job import JobView, MemberList
 
 _CAN_SAVE: Final = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})
 
@@ -107,11 +107,10 @@ def request_checkpoint(job_id: KnownJobId, state: State, caller: CurrentCaller) 
 )
 def list_workers(job_id: KnownJobId, state: State) -> Response:
     job = state.jobs.get(job_id)
-    leaving = state.history.departures([job_id])[job_id]
-    workers = state.history.ranks(job_id)
+    workers = state.history.workers(job_id)
     members = state.history.members_by_job([job_id])[job_id]
     agents = state.history.agents_by_job([job_id])[job_id]
-    return reply(member_list(job, members, leaving, workers, agents, state.node, state.clock()))
+    return reply(member_list(job, members, workers, agents, state.node, state.clock()))
 
 
 @router.post(

@@ -23,7 +23,7 @@ from api.streams import FRESH_SECONDS, JobState
 from api.views import point_state, summary
 from api.watch import Found, State, event_message, message
 from database.errors import JobMissing
-from database.records import Job, RankRecord
+from database.records import Job, WorkerRecord
 from muster.contracts.job.status import JobId, JobStatus, JobUid
 
 EVENTS_AT_ONCE: Final = 1000
@@ -144,7 +144,7 @@ def _job(state: AppState, watched: Job, seen: _Seen, after: int) -> Found | None
     job = state.jobs.find(job_id)
     if job is None or job.uid != watched.uid:
         return None
-    view = live_state(job, state.history.ranks(job_id), state.clock())
+    view = live_state(job, state.history.workers(job_id), state.clock())
     # The first look needs the newest event and the newest point only.
     events = state.history.events(job_id, EVENTS_AT_ONCE if after else 1, after or None)
     points = state.history.points_after(job_id, seen.point)
@@ -168,7 +168,7 @@ def _list(state: AppState, known: dict[JobUid, tuple[Job, State]], _after: int) 
         last = state.jobs.find(before[uid].job_id)
         if last is not None and last.uid == uid:
             jobs.append(last)
-    ranks = state.history.ranks_by_job([job.job_id for job in jobs])
+    ranks = state.history.workers_by_job([job.job_id for job in jobs])
     known.clear()
     for job in jobs:
         view = live_state(job, ranks.get(job.job_id, []), now)
@@ -177,7 +177,7 @@ def _list(state: AppState, known: dict[JobUid, tuple[Job, State]], _after: int) 
     return Found({"jobs": {job.job_id: view for job, view in known.values()}})
 
 
-def live_state(job: Job, ranks: Sequence[RankRecord], now: datetime) -> State:
+def live_state(job: Job, ranks: Sequence[WorkerRecord], now: datetime) -> State:
     """Return the summary as JSON, with workers by rank, and instead of ages the times."""
     view = summary(job, ranks, now)
     found: State = msgspec.to_builtins(view)

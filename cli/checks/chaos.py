@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from itertools import dropwhile, islice
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
@@ -27,7 +27,8 @@ from muster.client.progress import Progress
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job.status import TERMINAL, JobStatus
 from muster.contracts.rank import ProcessState
-from muster.contracts.views import EventView, Fault, MemberView, StruckProcess, SummaryView
+from muster.contracts.views.history import EventView, Fault, StruckProcess
+from muster.contracts.views.job import FINISHED, MemberView, SummaryView
 
 if TYPE_CHECKING:
     from muster.client import Job
@@ -41,10 +42,6 @@ RECOVERY_SECONDS: Final = 10.0  # how long the last recovery is waited for
 
 RECOVERY: Final = ("the end is seen", "the others take a step", "the replacement is ready")
 MILLISECOND: Final = timedelta(milliseconds=1)
-
-FINISHED: Final = "finished"
-"""The API's state of a rank that has nothing left to do."""
-
 
 FAULTS: Final[Mapping[Fault, str]] = {
     "kill": "is killed (SIGKILL)",
@@ -134,9 +131,9 @@ def watch(job: Job, struck: Sequence[StruckProcess], newest: int) -> Iterator[st
             now = workers.get(rank)
             if summary.status in TERMINAL:
                 outcome = f"is not replaced: {job.id} is {summary.status}"
-            elif now is None or now.state == FINISHED:
+            elif now is None or now.process == FINISHED:
                 outcome = "is not replaced: it is finished"
-            elif now.state == ProcessState.LIVE and now.pid != pid:
+            elif now.process == ProcessState.LIVE and now.pid != pid:
                 outcome = f"runs again, as pid {now.pid}"
             else:
                 continue
@@ -171,10 +168,7 @@ def recovery_of(
         if it.kind in {"rank_exited", "rank_killed"} and it.attempt == strike.attempt
     )
     ready = (it for it in of_rank if it.kind == "rank_ready")
-    # Every attempt is a new member.
-    attempts = (it for it in members if it.rank == strike.rank)
-    member = next(islice(attempts, strike.attempt, None), None)
-    is_member = member is not None and member.joined_step is not None
+    is_member = any((it.rank, it.attempt) == me and it.joined_step is not None for it in members)
     # A step that is reported late may be one of the group before.
     since = dropwhile(lambda it: it.kind != "group_announced", later if is_member else ())
     steps = (it for it in since if it.kind == "step_taken")
@@ -233,7 +227,7 @@ def strike_again_and_again(
                 ranks = [
                     it.rank
                     for it in summary.workers
-                    if it.state == ProcessState.LIVE
+                    if it.process == ProcessState.LIVE
                     and rank in {None, it.rank}
                     and (it.rank, it.pid) not in struck
                 ]

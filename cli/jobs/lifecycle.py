@@ -27,7 +27,7 @@ from muster.contracts.errors import MusterError, printable
 from muster.contracts.job.status import EXIT_CODES, OPEN, JobStatus
 from muster.contracts.location import Location
 from muster.contracts.settings.paths import DataDir, size_text
-from muster.contracts.views import Purged
+from muster.contracts.views.job import Purged
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from cli.errors import ExitCode, Misuse
 from cli.output import Cell, Output, ShellPath, show, table
 from muster.contracts.errors import printable
 from muster.contracts.series import POINTS_LIMIT
-from muster.contracts.views import SeriesColumns, SeriesList
+from muster.contracts.views.history import SeriesColumns, SeriesList
 
 HEADER: Final = ("name", "step", "first", "least", "greatest", "last", "values", "not finite")
 

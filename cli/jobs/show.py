@@ -46,7 +46,7 @@ from muster.client.errors import Busy, ClientError, Unreachable
 from muster.client.progress import duration
 from muster.contracts.errors import printable
 from muster.contracts.job.status import TERMINAL, JobStatus
-from muster.contracts.views import JobView, LeaderboardRow, SummaryList, SummaryView, WorkerView
+from muster.contracts.views.job import JobView, LeaderboardRow, SummaryList, SummaryView, WorkerView
 from muster.runtime.stderr_messages import LastMessage, print_stderr
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ LEFT_OUT: Final = ("steps/s", "loss", "ETA")
 RUNS_WIDTH: Final = 64
 """Of a command in ``show``, so that its line fits 80 columns."""
 
-_RANKS_HEADER: Final = ("rank", "state", "step", "loss", "pid", "node", "restarts", "saved")
+_RANKS_HEADER: Final = ("rank", "process", "step", "loss", "pid", "node", "restarts", "saved")
 
 JOBS_LIMIT: Final = 100
 """More than a terminal has lines; each of them costs the server time."""
@@ -219,7 +219,7 @@ def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None
 def _rank_row(worker: WorkerView, restarts: int) -> tuple[Cell, ...]:
     return (
         worker.rank,
-        worker.state,
+        worker.process,
         progress_of(worker),
         loss_of(worker),
         worker.pid,

@@ -35,7 +35,8 @@ from muster.contracts.job.field_types import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.contracts.job.secrets import plaintext_secrets
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.location import InvalidLocation, expand_home, parse_location
-from muster.contracts.views import AgentRequest, FieldError, JobPlan, JobView
+from muster.contracts.views.job import AgentRequest, JobPlan, JobView
+from muster.contracts.views.service import FieldError
 from muster.host.code import Script, script_of
 from muster.host.programs import callers_python
 from muster.host.yaml_files import SIZE_LIMIT_BYTES, YamlFile, reason_of, safe_yaml

@@ -23,7 +23,7 @@ from cli.output import (
 )
 from muster.client import job_path
 from muster.contracts.job.status import TERMINAL
-from muster.contracts.views import JobView
+from muster.contracts.views.job import JobView
 
 AUDIT_UNKNOWN: Final = 2
 """Exit code of an audit that can say neither yes nor no."""
@@ -51,7 +51,7 @@ _WORKERS: Final[Mapping[str, Column]] = {
 }
 _ATTEMPTS: Final[Mapping[str, Column]] = {
     "rank": "rank",
-    "process": "attempt",
+    "attempt": "attempt",
     "pid": "pid",
     "started (UTC)": lambda one: moment(one["started_at"])[5:],  # without the year
     "seconds": lambda one: _seconds(one["started_at"], one["ended_at"]),

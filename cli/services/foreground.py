@@ -54,7 +54,8 @@ from muster.contracts.settings.services import (
     local_url,
 )
 from muster.contracts.settings.variables import read_fields, variables_of
-from muster.contracts.views import EventView, JobView
+from muster.contracts.views.history import EventView
+from muster.contracts.views.job import JobView
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits
 from muster.host.ports import free_port

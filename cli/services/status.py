@@ -22,7 +22,7 @@ from muster.client.errors import Busy, NotAllowed, Unreachable
 from muster.client.progress import duration
 from muster.contracts.job.status import JobStatus
 from muster.contracts.settings.services import LOOPBACK_NAMES
-from muster.contracts.views import Health, Version
+from muster.contracts.views.service import Health, Version
 
 ANSWER_SECONDS: Final = 5.0
 

@@ -23,7 +23,7 @@ from muster.contracts.job.status import JobUid
 from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.messages.attach import HostProbed, JoinOrder
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.views import EngineJob
+from muster.contracts.views.service import EngineJob
 from muster.runtime.stderr_messages import LastMessage
 
 Result = TypeVar("Result")

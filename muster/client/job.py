@@ -23,22 +23,19 @@ from muster.client.http import (
     retry_after,
 )
 from muster.client.progress import Progress
-from muster.contracts.views import (
+from muster.contracts.views.history import (
     AttemptList,
     AttemptView,
     AuditView,
-    Deleted,
     EventList,
     EventView,
     Fault,
     FaultView,
-    JobView,
     LogLineView,
     LogTail,
-    MemberList,
     SeriesList,
-    SummaryView,
 )
+from muster.contracts.views.job import Deleted, JobView, MemberList, SummaryView
 
 LOOK_SECONDS: Final = 0.5  # between two updates of the progress line
 

@@ -28,7 +28,7 @@ from muster.contracts.settings.environ import agent_heartbeat_seconds
 from muster.contracts.settings.names import STORE_KEYS
 from muster.contracts.settings.paths import DataDir, JobFiles
 from muster.contracts.settings.services import ServiceSettings
-from muster.contracts.views import AgentRequest
+from muster.contracts.views.job import AgentRequest
 
 REMOTE_ORPHAN_SECONDS: Final = 10.0
 REMOTE_GRACE_SECONDS: Final = 5.0

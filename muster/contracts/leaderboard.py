@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from muster.contracts.job.status import JobStatus
-from muster.contracts.views import LeaderboardRow, LeaderboardView, SummaryView
+from muster.contracts.views.job import LeaderboardRow, LeaderboardView, SummaryView
 
 SWEEP_LABEL: Final = "sweep"
 """Jobs with the same value of this label are compared."""

@@ -354,7 +354,7 @@ def pids(seen: Seen) -> list[Any]:
 def has_saved(seen: Seen) -> bool:
     """Whether every rank is alive and has something to go on from."""
     return all(
-        worker["state"] == "live" and worker["last_checkpoint_step"] for worker in seen["workers"]
+        worker["process"] == "live" and worker["last_checkpoint_step"] for worker in seen["workers"]
     )
 
 
@@ -363,7 +363,7 @@ def restarts(count: int, rank: int = 0) -> Callable[[Seen], bool]:
 
     def predicate(seen: Seen) -> bool:
         worker = seen["workers"][rank]
-        return worker["restarts"] >= count and worker["state"] in {"live", "finished"}
+        return worker["restarts"] >= count and worker["process"] in {"live", "finished"}
 
     return predicate
 

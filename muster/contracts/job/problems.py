@@ -32,7 +32,7 @@ from muster.contracts.job.secrets import REFERENCE_WANTED, Reference
 from muster.contracts.job.spec import CLUSTER_FIELDS, LIMITS, JobSpec
 from muster.contracts.job.status import JobId
 from muster.contracts.location import InvalidLocation, parse_location
-from muster.contracts.views import FieldError
+from muster.contracts.views.service import FieldError
 
 SHOWN_LIMIT: Final = 40  # most characters of a value that an error repeats
 

@@ -7,7 +7,7 @@ import pytest
 
 from api.streams import Feeds
 from api.watch import BACKLOG, Found, WatchFeed, delta
-from muster.contracts.views import EventView
+from muster.contracts.views.history import EventView
 
 MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
 

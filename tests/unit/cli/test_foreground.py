@@ -15,7 +15,7 @@ from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import JobId
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import AccessSettings, ServiceSettings
-from muster.contracts.views import ProblemView
+from muster.contracts.views.service import ProblemView
 from tests.support.summaries import job
 
 SPEC = JobSpec(command=("true",), world_size=1)

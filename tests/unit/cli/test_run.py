@@ -22,7 +22,7 @@ from cli.main import app
 from cli.services.foreground import CHUNK_BYTES, Terminal
 from muster.contracts.job.problems import checked_job_id
 from muster.contracts.settings.paths import JobFiles
-from muster.contracts.views import EventView
+from muster.contracts.views.history import EventView
 from muster.logs.source import LINE_LIMIT_BYTES
 from tests.support.logs import JobLogs
 

@@ -14,7 +14,7 @@ from muster.contracts.job.spec import JobSpec
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.messages.attach import JoinOrder, LaunchAgent
 from muster.contracts.settings.services import ServiceSettings
-from muster.contracts.views import AgentRequest
+from muster.contracts.views.job import AgentRequest
 from muster.host.processes import module_command
 
 SETTINGS = ServiceSettings.read({"HOME": "/h", "MUSTER_AGENT_ADDRESS": "10.0.0.1:7400"}, cores=4)

@@ -18,7 +18,7 @@ from database.jobs import Jobs
 from muster.cluster.description import cluster_of_service
 from muster.contracts.messages.agent import CoordinatorMessage, InjectFault
 from muster.contracts.settings.paths import DataDir
-from muster.contracts.views import FaultView, StruckProcess
+from muster.contracts.views.history import FaultView, StruckProcess
 from tests.support.database_samples import NOON, submit
 from tests.support.stories import queued_job
 

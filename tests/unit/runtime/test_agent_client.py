@@ -128,11 +128,11 @@ def test_without_an_address_there_is_no_reconnecting(ear: Ear) -> None:
 
 
 def test_without_an_agent_nothing_is_broken_or_sent() -> None:
-    line = AgentSocket(None)
-    assert not line.is_broken
-    assert line.receive() is None
-    assert not line.wait_for_room(0.0)
-    AgentClient(line).send(Hello())
+    link = AgentSocket(None)
+    assert not link.is_broken
+    assert link.receive() is None
+    assert not link.wait_for_room(0.0)
+    AgentClient(link).send(Hello())
 
 
 def test_a_descriptor_that_a_launcher_has_closed_is_ignored() -> None:
