@@ -16,8 +16,9 @@ from api.errors import MEDIA_TYPE, InvalidRequest
 from database.errors import JobMissing, MemberMissing
 from muster.contracts import token
 from muster.contracts.errors import CONTROLS, InvalidSpec
+from muster.contracts.job.field_types import SECONDS_LIMIT, NodeName
 from muster.contracts.job.problems import checked_job_id, field_errors, unknown_names
-from muster.contracts.job.spec import LIMITS, SECONDS_LIMIT, JobRequest, NodeName
+from muster.contracts.job.spec import LIMITS, JobRequest
 from muster.contracts.job.status import JobId
 from muster.contracts.token import NAME_PATTERN, NAME_WANTED, Scope
 from muster.contracts.views import history, job, service
@@ -52,9 +53,9 @@ class JobPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A machine of the cluster that asks to join a job."""
+    """A machine of the cluster file that asks to join a job."""
 
-    node: Annotated[NodeName, Meta(description="Its name in the service's cluster.yaml.")]
+    node: Annotated[NodeName, Meta(description="Its name in the service's cluster file.")]
     gpu_count: Annotated[int, Meta(ge=0, le=4096, description="GPUs that it offers.")] = 0
     backend: Annotated[Literal["cpu", "cuda"], Meta(description="What it computes on.")] = "cpu"
     epoch: Annotated[

@@ -16,8 +16,9 @@ import msgspec
 from api.access.auth import Caller
 from database.records import AgentRecord, Audit, Job, MemberRecord, RankRecord, WorkerRecord
 from muster.contracts.agent import LOCAL_HOST, is_node_id
+from muster.contracts.job.field_types import BitsPromised
 from muster.contracts.job.retry import RetryClass
-from muster.contracts.job.spec import BitsPromised, JobSpec
+from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import OPEN, JobStatus
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState

@@ -1,4 +1,4 @@
-"""``muster cluster`` and ``muster plan``: a cluster's description, and where ranks would go."""
+"""``muster cluster`` and ``muster plan``: the cluster file, and where ranks would go."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ _file = ShellPath(path_type=Path)
 
 @click.group(cls=Group)
 def cluster() -> None:
-    """Check the description of a cluster."""
+    """Check a cluster file."""
 
 
 @cluster.command()
-@click.argument("file", type=_file, metavar="FILE", help="A cluster.yaml; see docs/cluster.md.")
+@click.argument("file", type=_file, metavar="FILE", help="A cluster file; see docs/cluster.md.")
 @output_option
 def check(*, file: Path, output: Output) -> None:
-    """Check a description and show its nodes.
+    """Check a cluster file and show its nodes.
 
     While `muster up` runs, the lines that `muster hosts` has below its table follow.
 
@@ -220,7 +220,7 @@ def _problems(found: Iterable[HostView]) -> Iterator[str]:
     type=_file,
     envvar=CLUSTER,
     required=True,
-    help="The cluster.yaml. Default: MUSTER_CLUSTER.",
+    help="The cluster file. Default: MUSTER_CLUSTER.",
 )
 @click.option("--transfer-mb", type=click.FloatRange(0), help="MB a step moves to the GPU.")
 @click.option("--compute-mflop", type=click.FloatRange(0), help="MFLOP a step computes.")

@@ -72,7 +72,7 @@ def settings() -> Mapping[str, Setting]:
     import msgspec  # noqa: PLC0415
 
     from muster.contracts.settings import services as declared  # noqa: PLC0415
-    from muster.contracts.settings.environ import bare_type, variables_of  # noqa: PLC0415
+    from muster.contracts.settings.variables import bare_type, variables_of  # noqa: PLC0415
 
     found = {}
     for kind in (declared.ServiceSettings, declared.AccessSettings, declared.S3Settings):

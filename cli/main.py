@@ -35,7 +35,7 @@ HEADINGS: Final = {
             "cli.services.status:open_page", "Print the address of the web page, and open it."
         ),
         "doctor": Entry("cli.checks.doctor:doctor", "Check this installation and suggest repairs."),
-        "cluster": Entry("cli.cluster:cluster", "Check the description of a cluster."),
+        "cluster": Entry("cli.cluster:cluster", "Check a cluster file."),
         "engines": Entry("cli.cluster:engines", "Show what may start ranks, and what is missing."),
         "hosts": Entry(
             "cli.cluster:hosts", "Show the hosts on which ranks may run, and what runs there."

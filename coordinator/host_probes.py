@@ -43,7 +43,7 @@ class HostProbes:
     ) -> None:
         """`launchers` are those of all hosts by name, the coordinator's own included.
 
-        `jobs` finds those with a uid; `data` is where their logs are at home. `checkpoint_dir` is
+        `jobs` finds those with a uid; `data` is where their logs lie here. `checkpoint_dir` is
         the directory of which each host is to prove that it shares it.
         """
         self._launchers = launchers

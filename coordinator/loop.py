@@ -131,7 +131,7 @@ class CoordinatorLoop:
     def token_sha256(self, claim: AgentHello | AgentClaim | JoinRequest) -> str | None:
         job = self._jobs.tracked.get(JobUid(claim.job_uid))
         agent = None if job is None else job.snapshot.agents.get(claim.host)
-        if job is None or agent is None or claim.generation != agent.generation:
+        if job is None or agent is None or claim.agent_number != agent.agent_number:
             return None
         return job.attachment.tokens_sha256.get(claim.host)
 
@@ -165,19 +165,19 @@ class CoordinatorLoop:
             if spec.command is not None:
                 words += f", and files that the program itself writes there stay on {hello.host}"
             job.note("checkpoints_sent", words, self._now().wall)
-        connected = AgentConnected(host=hello.host, generation=hello.generation)
+        connected = AgentConnected(host=hello.host, agent_number=hello.agent_number)
         self.observe(JobUid(hello.job_uid), connected)
 
     def on_disconnected(self, hello: AgentHello) -> None:
         self._on_host_changed(hello.host)
         self._lifecycle.look_again()
-        disconnected = AgentDisconnected(host=hello.host, generation=hello.generation)
+        disconnected = AgentDisconnected(host=hello.host, agent_number=hello.agent_number)
         self.observe(JobUid(hello.job_uid), disconnected)
 
     def on_message(self, hello: AgentHello, message: AgentMessage) -> None:
         uid = JobUid(hello.job_uid)
         job = self._jobs.tracked.get(uid)
-        if job is None or job.snapshot.agents[hello.host].generation != hello.generation:
+        if job is None or job.snapshot.agents[hello.host].agent_number != hello.agent_number:
             return
         match message:
             case AgentHello():
@@ -200,7 +200,7 @@ class CoordinatorLoop:
 
     # What their senders of logs need (coordinator.agents.log_receiver.LogListener)
 
-    def log_home(self, claim: AgentClaim) -> JobFiles | None:
+    def coordinator_files(self, claim: AgentClaim) -> JobFiles | None:
         return self._jobs.files(JobUid(claim.job_uid)) if self.token_sha256(claim) else None
 
     def may_send(self, claim: AgentClaim, name: LogName) -> bool:
@@ -314,7 +314,7 @@ class CoordinatorLoop:
         self._is_wake_up_due = False
 
     def _tick(self) -> None:
-        """Shift all deadlines if the event loop stood still: it could not hear anyone meanwhile."""
+        """Shift all deadlines if the event loop stood still: it could receive nothing meanwhile."""
         stalled_seconds = self._clock() - self._ticked_at - TICK_SECONDS
         self._ticked_at = self._clock()
         if self._ticker is not None:

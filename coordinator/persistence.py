@@ -107,13 +107,13 @@ def agent_rows(snapshot: JobSnapshot, attachment: Attachment) -> list[AgentRecor
     return [
         AgentRecord(
             host=host,
-            generation=agent.generation,
+            agent_number=agent.agent_number,
             state=agent.state,
             process=attachment.agents.get(host),
             token_sha256=attachment.tokens_sha256.get(host),
         )
         for host, agent in snapshot.agents.items()
-        if agent.generation > 0
+        if agent.agent_number > 0
     ]
 
 
@@ -139,7 +139,7 @@ def _rank_row(rank: RankSnapshot, now: Moment) -> RankRecord:
         throughput_steps_per_sec=attempt.throughput.steps_per_sec,
         checkpoints_saved=rank.checkpoints_before + attempt.checkpoints_saved,
         checkpoints_before=rank.checkpoints_before,
-        last_heartbeat_at=now.wall_of(attempt.heard_at) if attempt.sends_heartbeats else None,
+        last_heartbeat_at=now.wall_of(attempt.seen_at) if attempt.sends_heartbeats else None,
     )
 
 
@@ -165,7 +165,7 @@ _essentials: Final = attrgetter(
 def member_rows(snapshot: JobSnapshot, now: Moment) -> list[MemberRecord]:
     """Return the rows of all present and former members of the pool."""
     attempts = (rank.attempt for rank in snapshot.ranks if rank.is_alive)
-    heard_at = {attempt.worker_id: attempt.heard_at for attempt in attempts}
+    seen_at = {attempt.worker_id: attempt.seen_at for attempt in attempts}
     return [
         MemberRecord(
             worker_id=member.worker_id,
@@ -178,7 +178,7 @@ def member_rows(snapshot: JobSnapshot, now: Moment) -> list[MemberRecord]:
             transport=member.newcomer.transport,
             joined_at=now.wall_of(member.joined_at) or now.wall,
             joined_step=None if member.state is WorkerState.SYNCING else member.joined_step,
-            last_heartbeat_at=now.wall_of(heard_at.get(member.worker_id, member.last_heartbeat)),
+            last_heartbeat_at=now.wall_of(seen_at.get(member.worker_id, member.last_heartbeat)),
         )
         for member in snapshot.pool.members
     ]

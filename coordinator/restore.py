@@ -95,7 +95,7 @@ def snapshot_of(
     fresh = hosts if len(hosts) == 1 else {}  # others get an agent with their first rank
     known_agents = {}
     for row in rows.agents:
-        # A host that the cluster's description has no more is one that does not answer.
+        # A host that the cluster file has no more is one that does not answer.
         # One of before there was a description is on this host.
         unknown = AgentSnapshot(host=row.host, is_local=row.host == node, order=LAST)
         known_agents[row.host] = _agent_of(row, hosts.get(row.host, unknown), agents, now)
@@ -149,7 +149,7 @@ def snapshot_of(
 def _agent_of(
     row: AgentRecord, fresh: AgentSnapshot, living: Collection[str], now: Moment
 ) -> AgentSnapshot:
-    agent = replace(fresh, generation=row.generation, heard_at=now.monotonic, is_inherited=True)
+    agent = replace(fresh, agent_number=row.agent_number, seen_at=now.monotonic, is_inherited=True)
     if row.host not in living:
         return agent
     return replace(agent, state=AgentState.UNREACHABLE, since=now.monotonic)
@@ -201,7 +201,7 @@ def _adopted(
         # that joins a group only then.
         sends_heartbeats=job.spec.command is None and not is_starting,
         spawned_at=now.monotonic,
-        heard_at=now.monotonic,
+        seen_at=now.monotonic,
         progressed_at=now.monotonic,
         exiting_at=now.monotonic if rank.is_exiting else NEVER,
         live_at=NEVER if is_starting else now.monotonic,

@@ -131,13 +131,15 @@ class Service:
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")
         launcher = LocalLauncher(self._environ, self._limits)
-        forwarded = home = None
+        forwarded = forward_to = None
         if self._other_nodes:
             if (endpoint := self._settings.agent_endpoint) is None:
                 forwarded = listen(LOOPBACK, 0)  # before the first order, which names the port
                 endpoint = forwarded.getsockname()
-            home = CoordinatorAddress(host=endpoint[0], port=endpoint[1], number=(lease.epoch, 1))
-        others = CommandLaunchers(self._other_nodes, self._environ, self._data, home)
+            forward_to = CoordinatorAddress(
+                host=endpoint[0], port=endpoint[1], number=(lease.epoch, 1)
+            )
+        others = CommandLaunchers(self._other_nodes, self._environ, self._data, forward_to)
         hosts = Hosts(self._database)
 
         async def facts() -> dict[str, HostFacts]:
@@ -289,7 +291,7 @@ def _own_address(nodes: Sequence[ClusterNode]) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         words = f"no address of this host is known that {other} reaches ({error})"
-        words += ": set host: of the local node in cluster.yaml to one"
+        words += ": set host: of the local node in the cluster file to one"
         _LOG.warning(words, action="no_own_address")
         return LOOPBACK
 

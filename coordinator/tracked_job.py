@@ -47,7 +47,7 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.series import THROUGHPUT, aggregate
 from muster.contracts.settings.paths import JobFiles
 from muster.contracts.views.history import FaultView
-from muster.job_defaults import Completed
+from muster.job_defaults import ResolvedSpec
 from muster.runtime.exit_report import find_exit_record
 
 
@@ -67,7 +67,7 @@ class TrackedJob:
 
     snapshot: JobSnapshot
     attachment: Attachment
-    places: Completed | None = None
+    places: ResolvedSpec | None = None
     """Known once the job was prepared, before its first rank is started."""
     tokens: dict[str, str] = field(default_factory=dict)
     """By host: of the agents that this coordinator starts."""

@@ -1,4 +1,4 @@
-"""What each host of the cluster has said about itself, written by the coordinator that asked it."""
+"""What each host of the cluster file has said about itself, written by its coordinator."""
 
 from typing import Final
 

@@ -130,7 +130,7 @@ class AgentRecord:
     """The present or last agent of a job on one host."""
 
     host: str
-    generation: int  # counts the agents of this host; frames of a stale agent carry a lower number
+    agent_number: int  # counts the agents of this host; frames of a stale one carry a lower number
     state: AgentState = AgentState.ABSENT
     process: ProcessRecord | None = None  # None once it is known to have exited
     token_sha256: str | None = None

@@ -36,7 +36,7 @@ from muster.checkpoints.errors import RestoreDamaged, UnsupportedState
 from muster.checkpoints.manifest import ARITHMETIC
 from muster.checkpoints.nested import flatten, load_into, unflatten
 from muster.contracts.errors import MusterError
-from muster.contracts.job.spec import JOB_ID_PATTERN, ResumeFrom
+from muster.contracts.job.field_types import JOB_ID_PATTERN, ResumeFrom
 from muster.contracts.location import S3Location
 from muster.contracts.messages.rank import (
     METRIC_NAME_LIMIT,

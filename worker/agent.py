@@ -128,8 +128,8 @@ class Agent:
         has_finished = self._helper is not None and self._helper.stop()
         kill_descendants()
         self._link.close()
-        are_logs_home = has_finished and self._assignment.is_remote
-        if are_logs_home and self._is_dismissed and not self._ranks.is_replaced:
+        are_logs_sent = has_finished and self._assignment.is_remote
+        if are_logs_sent and self._is_dismissed and not self._ranks.is_replaced:
             shutil.rmtree(self._files.root, ignore_errors=True)
         return self._exit_code
 
@@ -141,7 +141,7 @@ class Agent:
             return
         adopted = self._assignment.adopted
         spared = {*(rank.process_tag for rank in adopted), helper_tag(self._assignment)}
-        if self._assignment.generation > 1 and not self._assignment.is_joined:
+        if self._assignment.agent_number > 1 and not self._assignment.is_joined:
             kill_leftovers(self._assignment.job_uid, spared, {os.getpid(), prefork_pid})
         for rank in adopted:
             self._ranks.adopt(rank)
@@ -241,7 +241,7 @@ class Agent:
             AgentHello(
                 job_uid=self._assignment.job_uid,
                 host=self._assignment.host,
-                generation=self._assignment.generation,
+                agent_number=self._assignment.agent_number,
                 token=self._assignment.token,
                 machine=machine_id(),
                 boot_id=boot_id(),
@@ -295,7 +295,7 @@ class Agent:
             if found is not None and found.process.identity is not None:
                 with suppress(PermissionError):  # it has changed its user
                     send_signal(found.process.identity, number)
-        if fault.agent == self._assignment.generation:
+        if fault.agent == self._assignment.agent_number:
             self._ranks.signal_all(number)
             os.kill(os.getpid(), number)
 

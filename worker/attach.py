@@ -2,7 +2,7 @@
 
 The coordinator runs ``python -P -m muster worker.attach`` here through ssh, for example.
 Orders come on standard input, answers go to standard output, see
-`muster.contracts.messages.attach`. Agents are detached: they live on when the line breaks.
+`muster.contracts.messages.attach`. Agents are detached: they live on when the connection breaks.
 """
 
 import os
@@ -40,10 +40,10 @@ from muster.contracts.messages.attach import (
     WatchAgent,
 )
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import SERVICE_ONLY, SINGLE_THREADED
+from muster.contracts.settings.names import SERVICE_ONLY, SINGLE_THREADED
 from muster.contracts.settings.paths import DataDir, JobFiles, LogName
 from muster.host.containment import kill_job, tagged_processes
-from muster.host.files import closing, existing, file_mark, publish_address, shares_directory
+from muster.host.files import closing, existing, file_identity, publish_address, shares_directory
 from muster.host.gpus import describe_gpus
 from muster.host.limits import ShellLimits, memory_limits, usable_processors
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
@@ -94,9 +94,9 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
 def _probe(order: ProbeHost) -> HostProbed:
     data = DataDir(Path(order.data_dir))
     facts = _facts(order.environment, order.data_dir)
-    why = _refusal(data.root, data.coordinator_address, order.home)
+    why = _refusal(data.root, data.coordinator_address, order.coordinator_file)
     # In a shared directory they are those of the coordinator's host.
-    jobs = _job_directories(data) if order.home is not None and not why else {}
+    jobs = _job_directories(data) if order.coordinator_file is not None and not why else {}
     for uid in jobs.keys() & set(order.deleted):
         if not tagged_processes(f"{uid}/"):
             shutil.rmtree(jobs.pop(uid).root, ignore_errors=True)
@@ -136,12 +136,12 @@ def _free_mb(directory: Path) -> int:
     return shutil.disk_usage(existing(directory)).free >> 20
 
 
-def _refusal(data_dir: Path, marked: Path, home: tuple[int, int] | None) -> str:
+def _refusal(data_dir: Path, own_file: Path, coordinator_file: tuple[int, int] | None) -> str:
     """Return why no agent can have its files in a directory, "" if one can.
 
-    `home` is the mark of the file `marked` on the coordinator's host.
+    `coordinator_file` is the identity of `own_file` on the coordinator's host.
     """
-    if home is not None and file_mark(marked) == home:
+    if coordinator_file is not None and file_identity(own_file) == coordinator_file:
         return (
             f"{data_dir} is shared with the coordinator's host: set MUSTER_DATA_DIR "
             "to a path that is on a disk of its own on every host, such as /var/tmp/muster"
@@ -156,7 +156,7 @@ def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
     files = JobFiles(Path(assignment.job_root))
     if (free_mb := _free_mb(files.root)) < FREE_LIMIT_MB:
         raise OSError(f"only {free_mb} MiB are free in {files.root.parents[1]}: make room there")
-    if why := _refusal(files.root.parents[1], files.owner, order.home):
+    if why := _refusal(files.root.parents[1], files.owner, order.coordinator_file):
         raise OSError(why)
     claim_directory(files, JobUid(assignment.job_uid))
     files.run.mkdir(exist_ok=True)
@@ -208,7 +208,7 @@ def _send_logs(order: FetchLogs) -> None:
         raise OSError(f"job {order.job_uid} has no directory in {order.data_dir}")
     if tagged_processes(f"{order.job_uid}/"):
         raise OSError(f"processes of job {order.job_uid} still run")
-    if order.home is None or file_mark(files.owner) == order.home:
+    if order.coordinator_file is None or file_identity(files.owner) == order.coordinator_file:
         raise OSError(f"{files.root} is shared with the coordinator's host")
     sizes = {(LogName(rank, attempt), kind): n for rank, attempt, kind, n in order.sizes}
     passes = LogPasses(files, sizes, lambda part: _say(LogFetched(part=part)))

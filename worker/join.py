@@ -36,7 +36,7 @@ from muster.contracts.messages.attach import (
     OrderFailed,
 )
 from muster.contracts.messages.rank import NONCE_BYTES
-from muster.contracts.settings.environ import SERVICE_ONLY
+from muster.contracts.settings.names import SERVICE_ONLY
 from muster.contracts.settings.paths import DataDir, JobFiles
 from muster.host.files import publish_address
 from muster.host.limits import ShellLimits
@@ -46,12 +46,12 @@ from muster.runtime.agent_process import start_agent
 from muster.runtime.archive import claim_directory
 from muster.runtime.stderr_messages import print_stderr
 from worker.attach import with_checkpoints
-from worker.coordinator.link import HomeLink
+from worker.coordinator.link import ThreadLink
 from worker.coordinator.log_sender import send_logs
 from worker.helpers import SENDER_GRACE_SECONDS
 from worker.ranks.containment import kill_descendants
 
-ROUTE_SECONDS: Final = 120.0  # for the way home, which a coordinator's successor may have to open
+ROUTE_SECONDS: Final = 120.0  # for the way to the coordinator, whose successor may have to open
 RETRY_SECONDS: Final = 0.5
 
 REFUSED_SECONDS: Final = 10.0
@@ -80,7 +80,7 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
     request = JoinRequest(
         job_uid=order.job_uid,
         host=order.host,
-        generation=order.generation,
+        agent_number=order.agent_number,
         token=order.token,
         nonce=token_bytes(NONCE_BYTES),
         node=platform.node(),
@@ -91,7 +91,7 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
     assert address is not None  # noqa: S101  our machine is not the coordinator's
     for _ in attempts:
         try:
-            with closing(HomeLink(order, request, address)) as link:
+            with closing(ThreadLink(order, request, address)) as link:
                 answer = _DECODER.decode(link.receive())
                 if isinstance(answer, OrderFailed):
                     print_stderr(answer.message)
@@ -130,7 +130,7 @@ def run_agent(launch: LaunchAgent, limits: ShellLimits) -> int:
 
 
 def send_remaining_logs(assignment: AgentAssignment, files: JobFiles) -> bool:
-    """Send what an agent has left; return whether all logs are home."""
+    """Send what an agent has left; return whether all logs are sent."""
     if not files.root.exists():
         return True  # the agent has removed it
     is_ending = threading.Event()

@@ -73,7 +73,7 @@ def request_sweep(
 
 @router.get("/hosts", **operation("The hosts on which ranks may run", READ, HostList))
 def list_hosts(state: State) -> Response:
-    """Return every host of the cluster, or this one alone, with what runs there."""
+    """Return every host of the cluster file, or this one alone, with what runs there."""
     ids = [job.job_id for job in state.jobs.unfinished()]
     running = {job_id: ranks.running for job_id, ranks in state.history.ranks_on_hosts(ids).items()}
     agents = [agent for rows in state.history.agents_by_job(ids).values() for agent in rows]

@@ -373,7 +373,7 @@ def request_fault(
         detail = f"{job_id} has no process of {what} now: wait for it, see muster show {job_id}."
         raise Conflict("no-process", detail)
     of_job = state.history.agents_by_job([job_id])[job_id]
-    agents = {agent.host: agent.generation for agent in of_job}
+    agents = {agent.host: agent.agent_number for agent in of_job}
     agent, host = agents.get(asked or ""), meant[0].host
     fault = FaultView(number=0, fault=asking.fault, host=host, agent=agent, processes=processes)
     requested = state.jobs.request_fault(job, fault, actor=caller.name)

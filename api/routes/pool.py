@@ -130,7 +130,7 @@ def request_join(
     asking: Annotated[JoinRequest, body(JoinRequest)],
     if_match: IfMatch = None,
 ) -> Response:
-    """Add a rank on a machine of the cluster: it is started there, and joins between two steps.
+    """Add a rank on a machine of the cluster file: it starts there, and joins between two steps.
 
     With `If-Match` a request that is repeated for want of an answer adds no second rank.
     """
@@ -153,7 +153,7 @@ def request_join(
 
 
 def _refuse_without_room(state: AppState, job: Job, asking: JoinRequest) -> None:
-    """Refuse a machine that is not of the cluster, or on which the rank could not start now."""
+    """Refuse a machine that is not in the cluster file, or where the rank could not start now."""
     cluster, spec = state.submitter.cluster, job.spec
     if not cluster.is_described:
         detail = "This service has no cluster: set MUSTER_CLUSTER for it, see docs/cluster.md."

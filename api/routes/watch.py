@@ -181,11 +181,11 @@ def live_state(job: Job, ranks: Sequence[WorkerRecord], now: datetime) -> State:
     """Return the summary as JSON, with workers by rank, and instead of ages the times."""
     view = summary(job, ranks, now)
     found: State = msgspec.to_builtins(view)
-    heard = {rank.rank: rank.last_heartbeat_at for rank in ranks}
+    seen = {rank.rank: rank.last_heartbeat_at for rank in ranks}
     for worker in found["workers"]:
         del worker["last_heartbeat_age_seconds"]
-        at = heard.get(worker["rank"])
-        worker["heard_at"] = None if at is None else at.isoformat()
+        at = seen.get(worker["rank"])
+        worker["seen_at"] = None if at is None else at.isoformat()
     found["workers"] = {str(worker["rank"]): worker for worker in found["workers"]}
     found["living"] = view.living
     return found

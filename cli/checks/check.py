@@ -24,9 +24,9 @@ from cli.output import notice_if_slow, plural
 from cli.services.signals import interrupt_at_signals
 from cli.services.up import temporary_services
 from muster.contracts.errors import MusterError, printable
-from muster.contracts.job.spec import VIRTUAL_SHARDS_OF_SCRIPTS
+from muster.contracts.job.field_types import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.contracts.job.status import JobStatus
-from muster.contracts.settings.environ import CHECK, CHECK_KILLS, CHECK_STEPS, RANK_DEFAULTS
+from muster.contracts.settings.names import CHECK, CHECK_KILLS, CHECK_STEPS, RANK_DEFAULTS
 from muster.contracts.settings.paths import checkpoints_of_job
 from muster.host.extras import require_server
 from muster.host.programs import callers_python

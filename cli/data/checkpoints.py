@@ -36,7 +36,7 @@ from cli.output import (
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
 from muster.client.progress import duration
-from muster.contracts.job.spec import StepChoice
+from muster.contracts.job.field_types import StepChoice
 from muster.contracts.location import Location, parse_location
 from muster.contracts.settings.paths import checkpoints_of_job, size_text
 

@@ -15,10 +15,12 @@ import click
 from click.core import ParameterSource
 
 from cli.connection import python_option
+from muster.contracts.job.field_types import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.contracts.job.problems import checked, checked_job_id
-from muster.contracts.job.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobRequest, JobSpec
+from muster.contracts.job.spec import JobRequest, JobSpec
 from muster.contracts.job.status import JobId
-from muster.contracts.settings.environ import RANK_DEFAULTS, spec_from_environment
+from muster.contracts.settings.environ import spec_from_environment
+from muster.contracts.settings.names import RANK_DEFAULTS
 from muster.host.code import script_of
 from muster.host.extras import require_server
 from muster.host.gpus import visible_gpus

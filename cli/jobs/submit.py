@@ -31,8 +31,9 @@ from cli.output import Output, ShellPath, Tracebacks, facts, notice_if_slow, sho
 from muster.client.errors import Invalid
 from muster.contracts.errors import InvalidDescription, printable
 from muster.contracts.job.engine import Engine
+from muster.contracts.job.field_types import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.contracts.job.secrets import plaintext_secrets
-from muster.contracts.job.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
+from muster.contracts.job.spec import JobSpec
 from muster.contracts.location import InvalidLocation, expand_home, parse_location
 from muster.contracts.views.job import AgentRequest, JobPlan, JobView
 from muster.contracts.views.service import FieldError

@@ -37,7 +37,6 @@ from muster.contracts.job.retry import INTERRUPTED_CODE
 from muster.contracts.job.secrets import SHARED_VARIABLES
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import EXIT_CODES, JobId, JobStatus
-from muster.contracts.settings.environ import read_fields, variables_of
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import (
     CLUSTER,
@@ -47,6 +46,7 @@ from muster.contracts.settings.services import (
     ServiceSettings,
     local_url,
 )
+from muster.contracts.settings.variables import read_fields, variables_of
 from muster.contracts.views.job import JobView
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits

@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 from cli.output import say
 from muster.contracts.errors import MusterError
 from muster.contracts.job.retry import describe_status
-from muster.contracts.settings.environ import LIFELINE_FD
+from muster.contracts.settings.names import LIFELINE_FD
 from muster.contracts.settings.paths import DataDir
 from muster.host.limits import ShellLimits
 from muster.host.processes import module_command, sigint_blocked

@@ -37,7 +37,7 @@ from cli.services.record import (
 )
 from cli.services.signals import ignore_signals
 from muster.contracts.errors import MusterError
-from muster.contracts.settings.environ import LIFELINE_FD
+from muster.contracts.settings.names import LIFELINE_FD
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import (
     CA_FILE,

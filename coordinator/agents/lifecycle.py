@@ -55,8 +55,8 @@ from muster.host.code import Script, read_code
 from muster.host.ports import group_port
 from muster.host.processes import ProcessorWait
 from muster.host.trace import stamp
-from muster.job_defaults import Completed
-from muster.runtime.agent_sockets import newest_generation
+from muster.job_defaults import ResolvedSpec
+from muster.runtime.agent_sockets import newest_number
 from muster.runtime.archive import claim_directory
 
 WAIT_SECONDS: Final = 1.0  # between looks at what a scheduler has said
@@ -196,13 +196,15 @@ class AgentLifecycle:
             late_seconds = LATE_PULSES * agent_heartbeat_seconds(job.snapshot.spec)
             for host, process in job.agents.items():
                 agent = job.snapshot.agents[host]
-                is_late = now >= agent.heard_at + late_seconds or agent.starved_seconds > 0
+                is_late = now >= agent.seen_at + late_seconds or agent.starved_seconds > 0
                 if not (is_late and agent.is_local and process.record):
                     process.processor_wait = None
                     continue
                 wait = process.processor_wait or ProcessorWait(process.record.pid)
                 process.processor_wait = wait
-                starved = AgentStarved(host=host, generation=agent.generation, seconds=wait.seconds)
+                starved = AgentStarved(
+                    host=host, agent_number=agent.agent_number, seconds=wait.seconds
+                )
                 self.observe(job.snapshot.uid, starved)
 
     async def sweep(self, leftovers: Mapping[JobUid, Sequence[ProcessRecord]]) -> None:
@@ -231,7 +233,7 @@ class AgentLifecycle:
         An `is_unclean` host was given up: what it has of the job is ended by this agent, or later.
         """
         uid, agent = job.snapshot.uid, job.snapshot.agents[host]
-        generation, launcher = agent.generation, self._launcher(job.snapshot, agent)
+        number, launcher = agent.agent_number, self._launcher(job.snapshot, agent)
         name, is_swept = job.snapshot.agent_name(host), False
         kind = AgentLost
         try:
@@ -242,7 +244,7 @@ class AgentLifecycle:
                 await launcher.sweep(uid, job.known_processes(host))
                 self._report_ends(job, host, frozenset())
             message = f"{name} was not started again, and its ranks were ended"
-            self.observe(uid, AgentLost(host=host, generation=generation, message=message))
+            self.observe(uid, AgentLost(host=host, agent_number=number, message=message))
             return
         except NotStarted as error:
             self._fail_if_refused(job, error)
@@ -256,7 +258,7 @@ class AgentLifecycle:
             message = f"{name} could not be started: {error!r}"
         if not await self._holds_lease():
             return  # the processes belong to the coordinator that took over
-        if job.snapshot.agents[host].generation != generation:
+        if job.snapshot.agents[host].agent_number != number:
             return  # it was dismissed or given up: the next agent is there, and has ended its rest
         _set_agent(job, host, None)
         # Look before sweeping: a rank that ends after this look is found by the next agent.
@@ -266,8 +268,8 @@ class AgentLifecycle:
         self._report_ends(job, host, living)
         newest = 0
         if agent.is_local:
-            newest = newest_generation(self._data.job(job.snapshot.job_id).agent_socket(generation))
-        lost = kind(host=host, generation=generation, message=message, living=living, newest=newest)
+            newest = newest_number(self._data.job(job.snapshot.job_id).agent_socket(number))
+        lost = kind(host=host, agent_number=number, message=message, living=living, newest=newest)
         self.observe(uid, lost)
 
     def _fail_if_refused(self, job: TrackedJob, error: NotStarted) -> None:
@@ -343,9 +345,9 @@ class AgentLifecycle:
         try:
             while not (await asyncio.wait([agent.ended], timeout=WAIT_SECONDS))[0]:
                 if why := agent.waits:
-                    waits = AgentWaits(host=host, generation=started.generation, message=why)
+                    waits = AgentWaits(host=host, agent_number=started.agent_number, message=why)
                     self.observe(job.snapshot.uid, waits)
-            while _is_heard(job, started):  # noqa: ASYNC110
+            while _is_connected(job, started):  # noqa: ASYNC110
                 await asyncio.sleep(WAIT_SECONDS)
             return await agent.ended
         finally:
@@ -359,7 +361,7 @@ class AgentLifecycle:
 
         A probe file lies in its directory of checkpoints until the caller is done.
         """
-        if job is None or job.places is None or _is_heard(job, request):
+        if job is None or job.places is None or _is_connected(job, request):
             yield OrderFailed(message="no such agent is expected: its job has ended, or moved on")
             return
         if why := self._refusal(request):
@@ -378,7 +380,7 @@ class AgentLifecycle:
         if not is_compatible(request.version, request.protocol):
             theirs = f"{request.node} has Muster {release(request.version, request.protocol)}"
             return f"{theirs}, and the coordinator {release()}: install that there"
-        key = request.job_uid, request.host, request.generation
+        key = request.job_uid, request.host, request.agent_number
         if self._joined.setdefault(key, request.nonce) != request.nonce:
             return f"{request.node} has shown the token of {request.host}, which was used before"
         return ""
@@ -391,7 +393,7 @@ class AgentLifecycle:
     def _assignment(self, job: TrackedJob, host: str) -> AgentAssignment:
         return agent_assignment(job, host, self._settings, self._usable_vram_mb.get(host, {}))
 
-    async def _prepare(self, job: TrackedJob) -> Completed:
+    async def _prepare(self, job: TrackedJob) -> ResolvedSpec:
         return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)
 
     async def _take_code(self, job: TrackedJob, script: Script | None) -> None:
@@ -413,7 +415,7 @@ class AgentLifecycle:
         if snapshot.is_scheduled:
             jobs = self._schedulers[snapshot.spec.engine or ""]
             return SchedulerLauncher(
-                jobs, snapshot.uid, agent.host, agent.generation, snapshot.spec
+                jobs, snapshot.uid, agent.host, agent.agent_number, snapshot.spec
             )
         return self._local if agent.is_local else self._launchers[agent.host]
 
@@ -428,10 +430,10 @@ class AgentLifecycle:
             self._error = self._error or task.exception()
 
 
-def _is_heard(job: TrackedJob, which: AgentSnapshot | JoinRequest) -> bool:
+def _is_connected(job: TrackedJob, which: AgentSnapshot | JoinRequest) -> bool:
     """True if this agent is connected."""
     agent = job.snapshot.agents[which.host]
-    return agent.generation == which.generation and agent.is_connected
+    return agent.agent_number == which.agent_number and agent.is_connected
 
 
 def _task_name(uid: JobUid, host: str) -> str:

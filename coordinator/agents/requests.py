@@ -26,7 +26,7 @@ from muster.contracts.messages.rank import GroupMember, WorkerGroup
 from muster.contracts.settings.environ import Assignment, HostPlace, rank_environment
 from muster.contracts.settings.paths import checkpoints_of_job
 from muster.host.trace import stamp
-from muster.job_defaults import Completed
+from muster.job_defaults import ResolvedSpec
 
 Request: TypeAlias = (
     ListCheckpoints | StartRank | TerminateRank | KillRank | InjectFault | AnnounceGroup | Dismiss
@@ -60,7 +60,7 @@ class Executor:
                     self._send(job, action.host, Dismiss())
                     self._lifecycle.dismiss(job, action.host)
                 case actions.LoseHost():
-                    self._send(job, action.host, Dismiss())  # it may hear us, see `Partition`
+                    self._send(job, action.host, Dismiss())  # it may receive this, see `Partition`
                     self._lifecycle.give_up(job, action.host)
                 case actions.DrainLogs():
                     if self._agents is not None:
@@ -257,7 +257,7 @@ def _address_of(snapshot: JobSnapshot, number: int, addresses: Mapping[str, str]
     return own if snapshot.spans_hosts else LOOPBACK
 
 
-def _places(job: TrackedJob) -> Completed:
+def _places(job: TrackedJob) -> ResolvedSpec:
     if job.places is None:
         raise RuntimeError(f"job {job.snapshot.job_id} was not prepared before its ranks start")
     return job.places

@@ -183,7 +183,7 @@ class AgentServer:
 
     async def _receive_logs(self, hello: LogHello, claim: AgentClaim, link: ServedLink) -> None:
         key, task = (JobUid(claim.job_uid), claim.host), asyncio.current_task()
-        if self._listener.log_home(claim) is None or task is None:
+        if self._listener.coordinator_files(claim) is None or task is None:
             return
         if key in self._senders:  # its connection is broken, or its process was killed
             self._senders[key][0].cancel()
@@ -240,7 +240,7 @@ class AgentServer:
         if key not in self._agents:
             return True
         _, first = self._agents[key]
-        if first.machine_key == hello.machine_key or first.generation != hello.generation:
+        if first.machine_key == hello.machine_key or first.agent_number != hello.agent_number:
             return True  # the host has booted again, and the old connection is still open
         words = f"dismissed an agent of job {hello.job_uid} that runs on {hello.node}: the agent "
         words += f"of host {hello.host} is connected from {first.node}; give each machine a "

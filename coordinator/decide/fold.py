@@ -49,7 +49,7 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
             return fold_agent.record_heartbeat(snapshot, observation.host, beat, now)
         case actions.AgentSaid(message=agent_messages.CheckpointsListed() as listed):
             return gang_restore.record_listing(snapshot, listed, now)
-        case actions.AgentSaid():  # that the last logs of its host are at home
+        case actions.AgentSaid():  # that its host has sent the last logs
             agent = snapshot.agents[observation.host]
             return snapshot.with_agent(replace(agent, is_drained=agent.is_draining))
         case actions.StopRequested(request=request, grace_seconds=grace):
@@ -66,7 +66,7 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
         case actions.JobFailed():
             return fold_exit.fail_job(snapshot, observation.failure, now)
         case RankSpawned() | RankSaid() | RankDied() | RankExited():
-            return _hear_rank(snapshot, observation, now)
+            return _receive_of_rank(snapshot, observation, now)
         case actions.ChangeRequested():
             return fold_pool.serve_requests(replace(snapshot, **asdict(observation)))
         case actions.LeaveRequested():
@@ -126,7 +126,7 @@ def _apply_to_rank(
 # The ranks
 
 
-def _hear_rank(
+def _receive_of_rank(
     snapshot: JobSnapshot, message: RankSpawned | RankSaid | RankDied | RankExited, now: float
 ) -> JobSnapshot:
     if not 0 <= message.rank < len(snapshot.ranks):

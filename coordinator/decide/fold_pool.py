@@ -151,7 +151,7 @@ def _partition_after(snapshot: JobSnapshot, rank: RankSnapshot, lost: PeerLost) 
 
 
 def locate(snapshot: JobSnapshot, rank: RankSnapshot, node: str) -> JobSnapshot:
-    """Record on which machine a worker's process runs, where the cluster does not name it."""
+    """Record on which machine a worker's process runs, where the cluster file does not name it."""
     worker_id = rank.attempt.worker_id
     if not snapshot.is_synchronous or worker_id is None or not is_node_id(rank.host):
         return snapshot

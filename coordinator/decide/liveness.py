@@ -1,7 +1,7 @@
 """Which ranks and agents are silent for too long. Pure, like all of `plan`.
 
-Ranks are heard through their agent, so the agent is judged first: silence of a rank counts only
-while its agent was heard. A silent agent is replaced; its ranks run on.
+Messages of ranks come through their agent, so the agent is judged first: silence of a rank counts
+only while its agent was not silent. A silent agent is replaced; its ranks run on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -73,11 +73,11 @@ def _answer_deadline(
     killed_at = min((intent.killed_at for intent in intents if intent.kill), default=NEVER_DUE)
     # Both counts begin no earlier than when the agent connected, or was last killed.
     obeyed = max(agent.since, killed_at)
-    heard = max(agent.since, agent.heard_at)
+    seen = max(agent.since, agent.seen_at)
     silence = max(AGENT_SILENCE_SECONDS, snapshot.spec.heartbeat_timeout)
     if snapshot.end.is_forced:
         silence = FORCED_STOP_SECONDS
-    return min(obeyed + KILL_GRACE_SECONDS, heard + silence)
+    return min(obeyed + KILL_GRACE_SECONDS, seen + silence)
 
 
 def host_deadline(
@@ -90,7 +90,7 @@ def host_deadline(
     if agent.state is AgentState.ABSENT and not has_ranks:
         return NEVER_DUE
     is_fenced = snapshot.is_synchronous and has_ranks
-    return agent.heard_at + (HOST_SILENCE_SECONDS if is_fenced else HOST_LEASE_SECONDS)
+    return agent.seen_at + (HOST_SILENCE_SECONDS if is_fenced else HOST_LEASE_SECONDS)
 
 
 def agent_late_at(snapshot: JobSnapshot) -> float:
@@ -123,7 +123,7 @@ def silence_deadlines(snapshot: JobSnapshot, rank: RankSnapshot) -> Iterator[flo
     if attempt.process is ProcessState.SPAWNED:
         yield attempt.spawned_at + spec.start_grace_seconds
     if attempt.sends_heartbeats:
-        yield attempt.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
+        yield attempt.seen_at + SUSPECT_SHARE * spec.heartbeat_timeout
     yield _silent_since(attempt) + spec.heartbeat_timeout
 
 
@@ -180,7 +180,7 @@ def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Ac
     elif (
         attempt.sends_heartbeats
         and attempt.process is ProcessState.LIVE
-        and now >= attempt.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
+        and now >= attempt.seen_at + SUSPECT_SHARE * spec.heartbeat_timeout
     ):
         yield Suspect(rank=rank.rank)
 
@@ -191,7 +191,7 @@ def _silent_since(attempt: Attempt) -> float:
     A program that has never sent a heartbeat may never do so: only being stopped counts.
     """
     if attempt.sends_heartbeats:
-        return attempt.heard_at
+        return attempt.seen_at
     return NEVER_DUE if attempt.stopped_at is None else attempt.stopped_at
 
 
@@ -203,7 +203,7 @@ def _is_stuck(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
     attempt = rank.attempt
     if not attempt.sends_heartbeats or not is_step_expected(snapshot, rank):
         return False
-    return attempt.heard_at >= attempt.progressed_at + _step_timeout(snapshot, rank)
+    return attempt.seen_at >= attempt.progressed_at + _step_timeout(snapshot, rank)
 
 
 def _step_timeout(snapshot: JobSnapshot, rank: RankSnapshot) -> float:

@@ -1,4 +1,4 @@
-"""Which queued jobs may start, and on which host of the cluster each rank runs. Pure.
+"""Which queued jobs may start, and on which host of the cluster file each rank runs. Pure.
 
 First come, first served: no job overtakes another that waits for others to end, so that a stream of
 small jobs cannot starve a large one. A rank goes to the host with the highest score

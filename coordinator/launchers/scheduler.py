@@ -1,7 +1,7 @@
 """Agents as jobs of a scheduler, which chooses the machine: one job of its own for each agent.
 
 What a scheduler says and what an agent says are two facts. That a job has ended is evidence only
-once its agent is not heard any more; see `AgentProcess.is_evidence`. A scheduler that does not
+once its agent is not connected any more; see `AgentProcess.is_evidence`. A scheduler that does not
 answer says nothing: its jobs count as running.
 """
 
@@ -215,14 +215,14 @@ class SchedulerLauncher:
     """The launcher of one agent (`Launcher`): of the present one of a job's host."""
 
     def __init__(
-        self, jobs: SchedulerJobs, job_uid: str, host: str, generation: int, spec: JobSpec
+        self, jobs: SchedulerJobs, job_uid: str, host: str, agent_number: int, spec: JobSpec
     ) -> None:
         self._jobs = jobs
         self._uid = job_uid
         self._host = host
-        self._generation = generation
+        self._agent_number = agent_number
         self._spec = spec
-        self._name = agent_job_name(job_uid, host, generation)
+        self._name = agent_job_name(job_uid, host, agent_number)
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         order = msgspec.convert(assignment, JoinOrder, from_attributes=True)
@@ -245,7 +245,7 @@ class SchedulerLauncher:
             await self._jobs.cancel(job.id)
 
     async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:  # noqa: ARG002
-        while await self._end_up_to(self._generation, await self._jobs.list_jobs()):
+        while await self._end_up_to(self._agent_number, await self._jobs.list_jobs()):
             pass
 
     def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:  # noqa: ARG002
@@ -263,7 +263,7 @@ class SchedulerLauncher:
             while True:
                 jobs = await self._jobs.list_jobs()
                 # A coordinator that is gone may have submitted them while its successor listed.
-                await self._end_up_to(self._generation - 1, jobs)
+                await self._end_up_to(self._agent_number - 1, jobs)
                 job = jobs.get(self._name)
                 if job is None and now() >= listed_by:
                     return ending
@@ -283,14 +283,14 @@ class SchedulerLauncher:
         agent = AgentProcess(job_uid=self._uid, record=None, ended=ended, is_evidence=False)
         return agent
 
-    async def _end_up_to(self, generation: int, jobs: Mapping[str, SchedulerJob]) -> bool:
-        """End the host's jobs up to this generation; return whether any was not over.
+    async def _end_up_to(self, agent_number: int, jobs: Mapping[str, SchedulerJob]) -> bool:
+        """End the host's jobs up to this agent's; return whether any was not over.
 
         One whose agent was given up may be over since: nothing else forgets it.
         """
         prefix = agent_job_prefix(self._uid, self._host)
         numbers = {name.removeprefix(prefix): job for name, job in jobs.items()}
-        found = [job for n, job in numbers.items() if n.isdigit() and int(n) <= generation]
+        found = [job for n, job in numbers.items() if n.isdigit() and int(n) <= agent_number]
         for job in found:
             await (self._jobs.forget if job.is_over else self._jobs.cancel)(job.id)
         return not all(job.is_over for job in found)

@@ -21,7 +21,7 @@ from muster.checkpoints.errors import (
 from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS, CheckpointName, Manifest
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.checkpoints.store import CheckpointStore, StoreOpener, manifest_of, open_store
-from muster.contracts.job.spec import Mode, StepChoice
+from muster.contracts.job.field_types import Mode, StepChoice
 from muster.contracts.location import Location
 from muster.contracts.messages.agent import RankCheckpoints
 from muster.contracts.settings.paths import rank_of_checkpoints, rank_place

@@ -1,4 +1,4 @@
-"""``cluster.yaml``: from text to a `Cluster` and back. Errors name the line."""
+"""The cluster file: from text to a `Cluster` and back. Errors name the line."""
 
 import io
 from dataclasses import asdict, fields

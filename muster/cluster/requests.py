@@ -24,7 +24,8 @@ from muster.contracts.job.status import JobId
 from muster.contracts.location import parse_location
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress, VramNeed
 from muster.contracts.messages.attach import JOIN_ORDER, JoinOrder, LaunchAgent, ProbeFile
-from muster.contracts.settings.environ import STORE_KEYS, agent_heartbeat_seconds
+from muster.contracts.settings.environ import agent_heartbeat_seconds
+from muster.contracts.settings.names import STORE_KEYS
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
 from muster.contracts.views.job import AgentRequest
@@ -71,11 +72,11 @@ def planned_request(
     order = JoinOrder(
         job_uid="<uid>",
         host=next(iter(spec.scheduled_hosts), node.name),
-        generation=1,
+        agent_number=1,
         token=TOKEN,
         coordinator=None if engine == "local" else ADDRESS,
     )
-    name = agent_job_name(order.job_uid, order.host, order.generation)
+    name = agent_job_name(order.job_uid, order.host, order.agent_number)
     if engine == "kubernetes":
         return AgentRequest(engine=engine, command=None, content=pod(name, order, spec))
     if engine == "slurm":
@@ -173,7 +174,7 @@ def sbatch_words(name: str, spec: JobSpec) -> list[str]:
         "--ntasks=1",
         f"--cpus-per-task={options.ranks_per_host * options.cpus_per_rank}",
         "--no-requeue",  # the next agent gets a job of its own
-        "--output=/dev/null",  # agents send their logs home
+        "--output=/dev/null",  # agents send their logs themselves
         "--chdir=/",
         f"--signal=B:USR1@{NOTICE_SECONDS}",
         *(f"--{option}={value}" for option, value in asked if value is not None),

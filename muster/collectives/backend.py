@@ -156,7 +156,7 @@ class Backend(ABC):
     def barrier(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Return when every rank of the group has called this.
 
-        In round k each rank hears of the 2^k ranks before it (the dissemination barrier of
+        In round k each rank learns of the 2^k ranks before it (the dissemination barrier of
         Hensgen, Finkel and Manber, 1988). After `Timeout` the next call goes on where this ended.
         Call it from one thread at a time.
         """

@@ -72,7 +72,7 @@ NO_PROGRESS: Final = RankProgress(
 
 
 class Phase(StrEnum):
-    """How far a process is, by its own account."""
+    """How far a process is, as it reports itself."""
 
     TRAINING = "training"
     EXITING = "exiting"  # its exit handlers run; it may have failed, or have work left

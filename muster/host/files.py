@@ -141,7 +141,7 @@ def existing(directory: Path) -> Path:
     return next(place for place in (directory, *directory.parents) if place.exists())
 
 
-def file_mark(path: Path) -> tuple[int, int] | None:
+def file_identity(path: Path) -> tuple[int, int] | None:
     """Return what no file at this path on another disk has, too; None if there is no file."""
     with suppress(OSError):
         found = path.stat()

@@ -15,7 +15,7 @@ from typing import Final
 
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import version_problem
-from muster.contracts.job.spec import PYTHON_NAMES
+from muster.contracts.job.field_types import PYTHON_NAMES
 from muster.host.code import SHELLS
 
 ANSWER_SECONDS: Final = 3.0

@@ -16,7 +16,7 @@ Location: TypeAlias = Sequence[str | int]
 SIZE_LIMIT_BYTES: Final = 1 << 20
 CHARACTERS_LIMIT: Final = 16 << 20
 VALUES_LIMIT: Final = 10_000
-"""More than a job or a cluster has. A few lines with aliases can stand for billions of values."""
+"""More than any job or cluster file has. Few lines with aliases stand for billions of values."""
 SMALLER: Final = "keep data in other files"
 
 

@@ -39,7 +39,8 @@ from muster.contracts.messages.rank import (
 from muster.contracts.messages.wire import encodable
 from muster.contracts.rank import Phase
 from muster.contracts.series import Window, aggregate, joined
-from muster.contracts.settings.environ import HAS_JOINED, RankSettings
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.settings.names import HAS_JOINED
 from muster.datasets.errors import (
     CacheFull,
     CacheUnusable,

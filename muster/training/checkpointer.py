@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from muster.checkpoints.errors import CheckpointError, CheckpointMismatch, OtherArithmetic
 from muster.checkpoints.listing import refuse_other_schedule
 from muster.checkpoints.manifest import ARITHMETIC, BEST, SCHEDULE, VALUES, VIRTUAL_SHARDS, Manifest
-from muster.contracts.job.spec import ResumeFrom
+from muster.contracts.job.field_types import ResumeFrom
 from muster.contracts.messages.rank import EpochDone
 from muster.contracts.messages.storage import OpenCheckpoints
 from muster.contracts.settings.environ import RankSettings

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from muster.contracts.job.spec import CheckpointEvery
+from muster.contracts.job.field_types import CheckpointEvery
 from muster.contracts.messages.rank import EpochDone
 from muster.contracts.shards import HASH_MODULUS, Position
 from muster.datasets.index import Totals

@@ -187,17 +187,17 @@ class Installation:
 
     def running_processes(self) -> list[ProcessRecord]:
         """Return every process of every job ever submitted here: agents, ranks, their children."""
-        return [record for record, _ in self.marks()]
+        return [record for record, _ in self.tagged()]
 
     def running_ranks(self) -> list[ProcessRecord]:
         """Return the same without the agents, which leave a moment after their job is over."""
-        return [record for record, mark in self.marks() if mark.split("/")[1].isdigit()]
+        return [record for record, tag in self.tagged() if tag.split("/")[1].isdigit()]
 
-    def marks(self) -> list[tuple[ProcessRecord, str]]:
-        """Return every process of every job, each with its mark: the job's uid, what it is."""
+    def tagged(self) -> list[tuple[ProcessRecord, str]]:
+        """Return every process of every job, each with its tag: the job's uid, what it is."""
         uids = set(self.uids.values())
-        marks = [(record, tag_of(record.pid) or "") for record in tagged_processes("")]
-        return [(record, mark) for record, mark in marks if mark.partition("/")[0] in uids]
+        tagged = [(record, tag_of(record.pid) or "") for record in tagged_processes("")]
+        return [(record, tag) for record, tag in tagged if tag.partition("/")[0] in uids]
 
     # Its jobs
 

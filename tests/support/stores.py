@@ -41,7 +41,7 @@ from muster.contracts.token import sha256_of
 from muster.host.files import publish_address
 from muster.objects.client import S3Client
 from tests.support.s3_server import bare_client, new_bucket, shared_store
-from worker.coordinator.store import CoordinatorLine, CoordinatorStore
+from worker.coordinator.store import CoordinatorStore, StoreLink
 
 
 @dataclass(slots=True)
@@ -242,7 +242,7 @@ def coordinator(directory: Path) -> Iterator[Place]:
     agent = AgentAssignment(
         job_uid="uid",
         host="host-1",
-        generation=0,
+        agent_number=0,
         token="secret",  # noqa: S106  of a test
         job_root=str(directory / "job-root"),
         address_file=str(directory / "coordinator.json"),
@@ -260,9 +260,9 @@ def coordinator(directory: Path) -> Iterator[Place]:
         opened.enter_context(serving(Host(agent, root), endpoint))
 
         def store(location: Path) -> CoordinatorStore:
-            line = CoordinatorLine(agent)
-            opened.callback(line.close)
-            return CoordinatorStore(line, location, print)
+            link = StoreLink(agent)
+            opened.callback(link.close)
+            return CoordinatorStore(link, location, print)
 
         yield replace(
             here, open=partial(store, root), open_rank=lambda rank: store(rank_place(root, rank))

@@ -44,7 +44,7 @@ def agent_pod(options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     order = JoinOrder(
         job_uid="u",
         host="kubernetes-1",
-        generation=1,
+        agent_number=1,
         token="t",  # noqa: S106
         coordinator=address,
     )

@@ -143,7 +143,7 @@ class CoordinatorLink:
             print_stderr(f"closed the connection to the coordinator: {error}")
 
 
-class HomeLink(BlockingLink):
+class ThreadLink(BlockingLink):
     """A link of a thread, for as long as no other coordinator takes over."""
 
     def __init__(
@@ -179,5 +179,5 @@ class HomeLink(BlockingLink):
 
 
 def _identity(own: AgentAssignment | JoinOrder) -> Identity:
-    claim = AgentClaim(job_uid=own.job_uid, host=own.host, generation=own.generation)
+    claim = AgentClaim(job_uid=own.job_uid, host=own.host, agent_number=own.agent_number)
     return job_identity(encode(claim), sha256_of(own.token))

@@ -23,7 +23,7 @@ from muster.contracts.job.retry import VRAM_BACKOFF
 from muster.contracts.messages.agent import StartRank
 from muster.contracts.messages.assignment import AgentAssignment, VramNeed
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.containment import tagged_processes
 from muster.host.files import closing, replace_private
 from muster.host.gpus import GpusBusy, claimed, is_claimed, list_gpus, measure_gpus, nameable
@@ -207,13 +207,13 @@ class RankGpus:
                 (gpu, mb) for gpu in found for uuid, mb in described.items() if gpu.startswith(uuid)
             )
             usable = {gpu: mb for gpu, mb in pairs if mb >= self._need.vram_mb}
-            of_size = f" of {self._need.vram_mb} MB, as cluster.yaml describes them,"
+            of_size = f" of {self._need.vram_mb} MB, as the cluster file describes them,"
         needed = 1 if self._is_sharing else self._at_once
         if len(usable) < needed:
             advice = "choose a smaller gpus_per_rank, or fewer ranks for a gang"
             absent = [uuid for uuid in described if not any(gpu.startswith(uuid) for gpu in found)]
             if absent and found:
-                named = f"cluster.yaml names {', '.join(absent)}, and the host has"
+                named = f"the cluster file names {', '.join(absent)}, and the host has"
                 advice = f"{named} {', '.join(found)}: correct it, and restart the services"
             raise InvalidProgram(
                 f"the job needs {needed} GPUs{of_size} at once, and its host has {len(usable)} for "

@@ -29,7 +29,7 @@ from muster.contracts.messages.agent import (
 )
 from muster.contracts.messages.assignment import AdoptedRank, AgentAssignment
 from muster.contracts.messages.rank import Code, JoinedProcessEnded, Orphaned, Warned
-from muster.contracts.settings.environ import (
+from muster.contracts.settings.names import (
     AGENT_SOCKET,
     ERROR_FILE,
     ORPHAN_TIMEOUT,
@@ -83,7 +83,7 @@ class RankTable:
         self._starter = starter
         self._report = report
         self._pulse_seconds = assignment.agent_heartbeat_seconds
-        self._socket = self._files.agent_socket(assignment.generation)
+        self._socket = self._files.agent_socket(assignment.agent_number)
         self._variables = {
             AGENT_SOCKET: str(self._socket),
             ORPHAN_TIMEOUT: repr(assignment.orphan_timeout_seconds),
@@ -418,15 +418,15 @@ class GroupPublisher:
         """
         if self._order is None or not any(map(self._is_pending, self._recipients)):
             return
-        seats = list(zip(self._order.group.members, self._order.attempts, strict=True))
-        here = [(seat.rank, attempt) for seat, attempt in seats if seat.host == self._host]
+        placed = list(zip(self._order.group.members, self._order.attempts, strict=True))
+        here = [(member.rank, attempt) for member, attempt in placed if member.host == self._host]
         found = [self._ranks.find(*attempt) for attempt in here]
         members = [member for member in found if member is not None]
         if len(members) < len(found):
             self._recipients = []
             return
         memory: list[int] = []
-        if len(here) == len(seats):
+        if len(here) == len(placed):
             if self._result is None:
                 self._result = os.memfd_create("muster-result", os.MFD_CLOEXEC)
             memory = [self._result, *(member.arena for member in members)]

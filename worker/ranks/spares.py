@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from muster.contracts.messages.agent import StartRank
 from muster.contracts.messages.assignment import AgentAssignment
-from muster.contracts.settings.environ import (
+from muster.contracts.settings.environ import JOB_VARIABLES
+from muster.contracts.settings.names import (
     ATTEMPT_VARIABLES,
-    JOB_VARIABLES,
     PROCESS_TAG,
     PROCESS_TAG_WIDTH,
     SPARE,

@@ -25,7 +25,7 @@ from muster.contracts.messages.rank import Raised, StateMismatch
 from muster.contracts.pool import Pool
 
 AGENT_FRESHNESS_SHARE: Final = 0.25
-"""Share of the heartbeat timeout for which one agent pulse proves that the agent hears its ranks.
+"""Share of the heartbeat timeout for which one agent pulse proves that the agent reads its ranks.
 
 Longer than the pause between two pulses, and short enough that one more missed heartbeat does not
 yet make a rank a suspect.
@@ -50,10 +50,10 @@ class AgentSnapshot:
     is_local: bool = True  # of the coordinator's own host, whose processes it sees itself
     order: int = 0  # of the host, among those on which a job may have ranks
     state: AgentState = AgentState.ABSENT
-    generation: int = 0  # its number; the agents of a host count up
+    agent_number: int = 0  # the agents of a host count up
     since: float = NEVER
     """When it entered this state, or was last killed for staying in it."""
-    heard_at: float = NEVER
+    seen_at: float = NEVER
     """When the last heartbeat came, or when it was started or inherited if that was later."""
     starved_seconds: float = 0.0  # for which it got no processor since then
     is_inherited: bool = False  # the previous coordinator left it, or its ranks
@@ -63,7 +63,7 @@ class AgentSnapshot:
     listing_since: float = NEVER  # since when it lists what the ranks of a gang have saved
     draining_since: float = NEVER
     """Since when its host was asked to send the last logs of ranks that have ended."""
-    is_drained: bool = False  # they are at home
+    is_drained: bool = False  # it has sent them
     is_unfit: bool = False
     """A rank there has found that the host cannot run this job: no other one is started there."""
     has_code: bool = False  # a rank there has trained the code of the job
@@ -100,7 +100,7 @@ class AgentSnapshot:
 
 
 LAST: Final = 1 << 30
-"""The order of a host that the cluster's description has no more, or of none at all."""
+"""The order of a host that the cluster file has no more, or of none at all."""
 
 _NO_AGENT: Final = AgentSnapshot(host=UNPLACED, order=LAST)
 
@@ -246,7 +246,7 @@ class JobSnapshot:
 
     def fresh_until(self, agent: AgentSnapshot) -> float:
         """Until when an agent's last heartbeat proves that a silent rank of it is silent itself."""
-        return agent.heard_at + AGENT_FRESHNESS_SHARE * self.spec.heartbeat_timeout
+        return agent.seen_at + AGENT_FRESHNESS_SHARE * self.spec.heartbeat_timeout
 
     @property
     def is_synchronous(self) -> bool:

@@ -95,7 +95,7 @@ class Attempt:
     exit_signal: int | None = None
     spawned_at: float = NEVER
     live_at: float = NEVER  # when it first gave a sign of life
-    heard_at: float = NEVER
+    seen_at: float = NEVER
     starved_seconds: float = 0.0  # for which it got no processor since its last sign of life
     progressed_at: float = NEVER
     stopped_at: float | None = None  # when its agent first saw it stopped (SIGSTOP)

@@ -34,7 +34,7 @@ class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rank: int
     attempt: int
     process: ProcessRecord
-    process_tag: str  # `muster.contracts.settings.environ.PROCESS_TAG` in it and in its children
+    process_tag: str  # `muster.contracts.settings.names.PROCESS_TAG` in it and in its children
 
 
 class VramNeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -42,7 +42,7 @@ class VramNeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     vram_mb: int  # of one GPU, or of each that a rank has for itself
     wait_seconds: float  # for which a rank may wait for it
-    usable_mb: dict[str, int]  # by GPU, as the description of the cluster names it
+    usable_mb: dict[str, int]  # by GPU, as the cluster file names it
 
 
 class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -50,7 +50,7 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     job_uid: str
     host: str  # the coordinator's name for the host that it runs on
-    generation: int
+    agent_number: int
     token: str  # proves to the coordinator that it started this agent
     job_root: str  # the job's directory, see `muster.contracts.settings.paths.JobFiles`
     address_file: str  # of this host, see `worker.coordinator.link.AddressFile`
@@ -97,7 +97,7 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def is_remote(self) -> bool:
-        """True for a host that is not the coordinator's: connections are sealed, logs sent home."""
+        """True for a host that is not the coordinator's: connections are sealed, logs sent."""
         return self.coordinator is not None
 
 

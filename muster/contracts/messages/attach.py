@@ -32,8 +32,8 @@ class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
 
     assignment: AgentAssignment
     environment: dict[str, str] = {}  # on top of that of the host
-    home: tuple[int, int] | None = None
-    """Inode and modification time (ns) of what marks the job's directory on the coordinator's host.
+    coordinator_file: tuple[int, int] | None = None
+    """Inode and modification time (ns) of the job's `uid` file on the coordinator's host.
     Agents of two hosts in one directory would take each other for successors."""
     probe: ProbeFile | None = None  # of the directory of checkpoints, which hosts may share
 
@@ -50,7 +50,7 @@ class JoinOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     job_uid: str
     host: str
-    generation: int
+    agent_number: int
     token: str
     coordinator: CoordinatorAddress | None  # None for an agent on its host, which does not join
 
@@ -94,7 +94,7 @@ class ProbeHost(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     environment: dict[str, str] = {}  # that agents would get
     probe: ProbeFile | None = None
     data_dir: str = ""  # where agents would write
-    home: tuple[int, int] | None = None  # as of `LaunchAgent`, of the coordinator's address file
+    coordinator_file: tuple[int, int] | None = None  # as of `LaunchAgent`, of the address file
     deleted: tuple[str, ...] = ()
     """The uids of jobs whose directories are to be removed, unless a process of the job runs."""
 
@@ -107,7 +107,7 @@ class FetchLogs(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
 
     job_uid: str
     data_dir: str
-    home: tuple[int, int] | None  # as of `LaunchAgent`
+    coordinator_file: tuple[int, int] | None  # as of `LaunchAgent`
     sizes: tuple[tuple[Rank, Count, Kind, Count], ...]  # what the coordinator has
 
 

@@ -121,8 +121,8 @@ class JobFiles:
         """Return the files of the job whose agent listens on this socket."""
         return cls(agent_socket.parent.parent)
 
-    def agent_socket(self, generation: int) -> Path:
-        return self.run / f"agent.{generation:04d}.sock"
+    def agent_socket(self, agent_number: int) -> Path:
+        return self.run / f"agent.{agent_number:04d}.sock"
 
     def log(self, rank: int, attempt: int) -> Path:
         return self.logs / f"{LogName(rank, attempt).stem}.log"

@@ -14,7 +14,7 @@ from muster.contracts.views.view import Moment, View, doc
 class HostView(View, frozen=True, kw_only=True):
     """A host on which ranks may run."""
 
-    host: Annotated[str, doc("Its name in the cluster; `local` without one.")]
+    host: Annotated[str, doc("Its name in the cluster file; `local` without one.")]
     address: str
     transport: Annotated[str, doc("How ranks are started there: local, ssh")]
     slots: Annotated[int | None, doc("Ranks at once. null: the host itself decides.")]
@@ -61,7 +61,7 @@ class EngineView(View, frozen=True, kw_only=True):
     problem: Annotated[str | None, doc("Why no agent can be started, and what to do.")]
     seen_at: Annotated[Moment | None, doc("When a scheduler, or the last host, answered.")]
     agents: Annotated[dict[AgentState, int], doc("Number of agents per state.")]
-    hosts: Annotated[int | None, doc("Of cluster.yaml, over SSH; null: another engine.")] = None
+    hosts: Annotated[int | None, doc("Of the cluster file, by SSH; null: another engine.")] = None
     hosts_ready: Annotated[int, doc("How many of them can be used, as far as is known.")] = 0
     sweep: Annotated[EngineSweep | None, doc("null: not a scheduler, or not asked yet.")] = None
 

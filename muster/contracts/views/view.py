@@ -6,7 +6,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from muster.contracts.job.spec import BitsPromised
+from muster.contracts.job.field_types import BitsPromised
 
 Moment: TypeAlias = Annotated[datetime, Meta(tz=True)]
 

@@ -28,9 +28,10 @@ from muster.collectives.transports.shared_memory import SharedMemoryBackend
 from muster.collectives.transports.tcp import TcpBackend
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import MusterError
-from muster.contracts.job.spec import GROUP_LIMIT
+from muster.contracts.job.field_types import GROUP_LIMIT
 from muster.contracts.messages.rank import WorkerGroup
-from muster.contracts.settings.environ import RANK_PORTS, RankSettings
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.settings.variables import RANK_PORTS
 from muster.training.groups.updates import GroupUpdate, GroupUpdates
 
 PEER_TIMEOUT_SECONDS: Final = 30 * 24 * 3600.0

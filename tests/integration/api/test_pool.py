@@ -174,7 +174,7 @@ def test_hosts_show_what_runs_there(
 ) -> None:
     stand_in.write(
         elastic,
-        agents=[AgentRecord(host=node, generation=1, state=AgentState.CONNECTED)],
+        agents=[AgentRecord(host=node, agent_number=1, state=AgentState.CONNECTED)],
         ranks=[
             worker(0, host=node, process=stand_in.lease.process),
             worker(1, host=node, state="exited"),
@@ -199,7 +199,7 @@ def test_a_fault_names_the_processes_that_it_strikes(
     mine = stand_in.lease.process
     ranks = [worker(it, attempt=it, process=mine, host=f"host-{it // 2}") for it in range(4)]
     ranks[2] = worker(2, attempt=-1, process=None, state="exited", host="host-1")
-    agents = [AgentRecord(host=f"host-{it}", generation=3 + it) for it in range(2)]
+    agents = [AgentRecord(host=f"host-{it}", agent_number=3 + it) for it in range(2)]
     stand_in.write(elastic, ranks=ranks, agents=agents)
     one = {"rank": 1, "attempt": 1, "pid": os.getpid()}
     struck = client.post(f"/jobs/{elastic}/faults", json={"rank": 1, "fault": "stop"})

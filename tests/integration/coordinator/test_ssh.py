@@ -1,4 +1,4 @@
-"""The SSH connections of a coordinator: agents come home through them, and they end with it."""
+"""The SSH connections of a coordinator: agents connect through them, and they end with it."""
 
 import asyncio
 import os
@@ -47,18 +47,18 @@ def clients(installation: ClusterInstallation, kind: str = "/ssh -F ") -> dict[i
     return {pid: words for pid, words in found.items() if kind in words}
 
 
-def wait_until_heard(installation: ClusterInstallation, job_id: str) -> dict[str, object]:
-    """Return the job once all of its ranks were heard after this call."""
+def wait_until_seen(installation: ClusterInstallation, job_id: str) -> dict[str, object]:
+    """Return the job once all of its ranks were seen after this call."""
     began = time.monotonic()
 
-    def is_heard(seen: dict[str, list[dict[str, float]]]) -> bool:
+    def is_seen(seen: dict[str, list[dict[str, float]]]) -> bool:
         ages = [it["last_heartbeat_age_seconds"] for it in seen["workers"]]
         return max(ages) < time.monotonic() - began - 1.0
 
-    return installation.wait_until(job_id, is_heard)
+    return installation.wait_until(job_id, is_seen)
 
 
-def test_agents_come_home_through_ssh(tmp_path: Path) -> None:
+def test_agents_reach_the_coordinator_through_ssh(tmp_path: Path) -> None:
     with cluster(tmp_path, MUSTER_AGENT_ADDRESS="") as installation:
         job_id = installation.submit(
             mode="synchronous", world_size=6, min_workers=6, epochs=60, sleep_sec=0.02
@@ -74,14 +74,14 @@ def test_agents_come_home_through_ssh(tmp_path: Path) -> None:
             lambda: len(set(clients(installation, MASTER)) - set(masters)) == 2,
             lambda: f"{clients(installation)}",
         )
-        wait_until_heard(installation, job_id)
+        wait_until_seen(installation, job_id)
         installation.coordinator.end(signal.SIGKILL)
         await_value(lambda: not clients(installation), lambda: f"{clients(installation)}")
         first, *_ = installation.machines
         for address in ("", f"{first.address}:{AGENT_PORT}"):
             installation.coordinator.environment["MUSTER_AGENT_ADDRESS"] = address
             installation.coordinator.start()
-            adopted = wait_until_heard(installation, job_id)
+            adopted = wait_until_seen(installation, job_id)
             assert pids(adopted) == pids(before)
             if not address:
                 installation.coordinator.end(signal.SIGKILL)
@@ -101,7 +101,7 @@ class Sshd:
         self._root = root
         self._process: subprocess.Popen[bytes] | None = None
         self._client = ssh_client(root)
-        self.home = socket.create_server(("127.0.0.1", 0))
+        self.coordinator = socket.create_server(("127.0.0.1", 0))
         self.data = DataDir(root / "data")
 
     def start(self, lines: str = "", client: str = "") -> None:
@@ -121,9 +121,9 @@ class Sshd:
     def launchers(self, host: str = "gpu-box") -> CommandLaunchers:
         environ = {**ENVIRON, "PATH": f"{self._client}:{os.environ['PATH']}"}
         node = ClusterNode(name="elsewhere", host=host, user="root", transport="ssh")
-        port = self.home.getsockname()[1]
-        home = CoordinatorAddress(host="127.0.0.1", port=port, number=(7, 0))
-        return CommandLaunchers([node], environ, self.data, home)
+        port = self.coordinator.getsockname()[1]
+        address = CoordinatorAddress(host="127.0.0.1", port=port, number=(7, 0))
+        return CommandLaunchers([node], environ, self.data, address)
 
     def problem(self, host: str = "gpu-box") -> str:
         """Return why the host cannot be used."""
@@ -137,7 +137,7 @@ class Sshd:
         return asyncio.run(check())
 
     def close(self) -> None:
-        self.home.close()
+        self.coordinator.close()
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
@@ -302,7 +302,7 @@ def test_sockets_of_a_killed_coordinator_are_removed(tmp_path: Path) -> None:
 
 
 def test_more_orders_than_sessions_are_carried_out(sshd: Sshd) -> None:
-    """Ssh connects anew for them; all agents hear of the next connection all the same."""
+    """Ssh connects anew for them; all agents learn of the next connection all the same."""
     sshd.start("MaxSessions 3")
 
     async def check() -> None:

@@ -45,7 +45,7 @@ def filled_in(text: str) -> str:
 
 def order(host: str) -> JoinOrder:
     address = CoordinatorAddress(host="10.0.0.1", port=7400)
-    return JoinOrder(job_uid="u", host=host, generation=1, token="t", coordinator=address)  # noqa: S106
+    return JoinOrder(job_uid="u", host=host, agent_number=1, token="t", coordinator=address)  # noqa: S106
 
 
 def test_slurm_gets_what_was_shown(tmp_path: Path) -> None:

@@ -139,17 +139,17 @@ def test_an_agent_is_expected_only_with_its_token(
     stage = Stage(Story.running(world_size=1).job)
     job = stage.job.snapshot
     stage.job.attach(tokens_sha256={LOCAL_HOST: digest} if digest else {})
-    hello = AgentHello(job_uid=job.uid, host=LOCAL_HOST, generation=1, token=token)
+    hello = AgentHello(job_uid=job.uid, host=LOCAL_HOST, agent_number=1, token=token)
     assert stage.loop.is_expected(hello) == is_expected
-    assert not stage.loop.is_expected(replace(hello, generation=2))
+    assert not stage.loop.is_expected(replace(hello, agent_number=2))
 
 
 def test_an_agent_gets_keys_only_for_its_own_number() -> None:
     stage = Stage(Story.running(world_size=1).job)
     stage.job.attach(tokens_sha256={LOCAL_HOST: "digest"})
-    known = AgentClaim(job_uid=stage.job.snapshot.uid, host=LOCAL_HOST, generation=1)
+    known = AgentClaim(job_uid=stage.job.snapshot.uid, host=LOCAL_HOST, agent_number=1)
     assert stage.loop.token_sha256(known) == "digest"
-    for other in ({"job_uid": "other"}, {"host": "other"}, {"generation": 2}):
+    for other in ({"job_uid": "other"}, {"host": "other"}, {"agent_number": 2}):
         assert stage.loop.token_sha256(replace(known, **other)) is None
 
 
@@ -157,7 +157,7 @@ def test_a_host_sends_only_logs_of_what_it_may_have_run() -> None:
     story = Story.running(world_size=3, hosts=("a", "b", "c"))
     story.dies(2).plans()
     stage = Stage(story.job)
-    claim = AgentClaim(job_uid=story.job.uid, host="b", generation=1)
+    claim = AgentClaim(job_uid=story.job.uid, host="b", agent_number=1)
     allowed = {
         (rank, attempt)
         for rank in range(5)

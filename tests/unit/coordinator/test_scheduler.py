@@ -43,7 +43,7 @@ SPEC = JobSpec(
 ORDER = JoinOrder(
     job_uid="u",
     host="slurm-1",
-    generation=2,
+    agent_number=2,
     token="secret",  # noqa: S106
     coordinator=CoordinatorAddress(host="10.0.0.1", port=7400),
 )
@@ -128,11 +128,11 @@ def test_an_agent_in_a_queue_is_neither_late_nor_lost() -> None:
     job = snapshot()
     job = fold(job, ActionTaken(action=next(places(job))), 0.0)
     job = fold(job, ActionTaken(action=StartAgent(host="slurm-1")), 0.0)
-    waits = AgentWaits(host="slurm-1", generation=1, message="in a queue")
+    waits = AgentWaits(host="slurm-1", agent_number=1, message="in a queue")
     agent = fold(job, waits, 900.0).agents["slurm-1"]
     assert agent.trouble is not None
-    assert (agent.since, agent.heard_at, agent.trouble.message) == (900.0, 900.0, "in a queue")
-    assert fold(job, msgspec.structs.replace(waits, generation=2), 900.0) == job
+    assert (agent.since, agent.seen_at, agent.trouble.message) == (900.0, 900.0, "in a queue")
+    assert fold(job, msgspec.structs.replace(waits, agent_number=2), 900.0) == job
 
 
 List = Mapping[str, SchedulerJob] | SchedulerUnavailable
@@ -206,7 +206,7 @@ def test_the_end_of_an_agent_is_that_of_its_job(
 
 
 def named(jobs: List) -> List:
-    """Complete the names of jobs from those of their generations."""
+    """Complete the names of jobs from those of their agents' numbers."""
     prefix = agent_job_name("u", "slurm-1", 2).removesuffix("g2")
     return jobs if isinstance(jobs, Exception) else {prefix + key: it for key, it in jobs.items()}
 

@@ -38,7 +38,7 @@ from tests.support.database_samples import (
 
 STARTED = Event(at=NOON, kind="rank_started", message="rank 0 was started", rank=0, attempt=0)
 ROWS = {
-    "agents": [AgentRecord(host="local", generation=3, process=PROCESS, token_sha256="t" * 64)],
+    "agents": [AgentRecord(host="local", agent_number=3, process=PROCESS, token_sha256="t" * 64)],
     "ranks": [worker(0, endings={"crash": 2}, fruitless=1, proven_step=5)],
     "attempts": [attempt(0, 0)],
     "members": [member(0)],

@@ -23,7 +23,7 @@ from muster.links.sealing import Cipher
 from muster.links.session import Answerer
 from worker.coordinator.link import CoordinatorLink
 
-HELLO = AgentHello(job_uid="uid", host="local", generation=1, token="secret")  # noqa: S106  for a test
+HELLO = AgentHello(job_uid="uid", host="local", agent_number=1, token="secret")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=0, attempt=0)
 PATIENCE_SECONDS = 10.0
 
@@ -51,7 +51,7 @@ class Wire:
         assignment = AgentAssignment(
             job_uid=HELLO.job_uid,
             host=HELLO.host,
-            generation=HELLO.generation,
+            agent_number=HELLO.agent_number,
             token=HELLO.token,
             job_root="",
             address_file=str(self.address_file),
@@ -191,7 +191,7 @@ def test_an_invalid_address_file_means_no_coordinator(wire: Wire, content: bytes
 def test_a_coordinator_that_does_not_read_is_dropped(wire: Wire) -> None:
     wire.link.connect()
     wire.accepts()
-    news = AgentHello(job_uid="x" * 500_000, host="local", generation=1, token="")
+    news = AgentHello(job_uid="x" * 500_000, host="local", agent_number=1, token="")
     sent = 0
     while wire.link.is_open:
         wire.link.send(news)
@@ -227,7 +227,7 @@ def agree(wire: Wire, *, token: str = HELLO.token) -> tuple[socket.socket, Answe
 
     def find(claim: bytes) -> Identity:
         asked = decode_agent_claim(claim)
-        assert (asked.job_uid, asked.generation) == (HELLO.job_uid, HELLO.generation)
+        assert (asked.job_uid, asked.agent_number) == (HELLO.job_uid, HELLO.agent_number)
         return job_identity(claim, sha256_of(token))
 
     coordinator, session = wire.accepts(), Answerer(find)
@@ -239,14 +239,14 @@ def agree(wire: Wire, *, token: str = HELLO.token) -> tuple[socket.socket, Answe
     return coordinator, session
 
 
-def hear(wire: Wire, coordinator: socket.socket, session: Answerer, count: int) -> list[bytes]:
+def collect(wire: Wire, coordinator: socket.socket, session: Answerer, count: int) -> list[bytes]:
     """Return what the link sends, from its proof on."""
     wire.turns_until(lambda: not wire.link._link._session.waiting_bytes)  # noqa: SLF001
     wire.turns_until(lambda: not wire.link._link._unsent)  # noqa: SLF001
-    heard: list[bytes] = []
-    while len(heard) < count or not session.is_open:
-        heard += session.receive(coordinator.recv(session.frames.missing_bytes))
-    return heard
+    received: list[bytes] = []
+    while len(received) < count or not session.is_open:
+        received += session.receive(coordinator.recv(session.frames.missing_bytes))
+    return received
 
 
 def test_what_was_sent_before_the_proof_arrives_sealed(sealed: Wire) -> None:
@@ -256,7 +256,7 @@ def test_what_was_sent_before_the_proof_arrives_sealed(sealed: Wire) -> None:
     coordinator, session = agree(sealed)
     sealed.turns_until(lambda: sealed.link._link._session.is_open)  # noqa: SLF001
     sealed.link.send(HELLO)
-    payloads = hear(sealed, coordinator, session, 2)
+    payloads = collect(sealed, coordinator, session, 2)
     assert session.is_sealed
     assert list(map(decode_agent_message, payloads)) == [HELLO, HELLO]
     for message in (Welcome(epoch=1), ORDER):
@@ -283,7 +283,7 @@ def test_a_changed_frame_closes_a_sealed_connection(
     sealed.turns_until(lambda: not sealed.link._link._unsent)  # noqa: SLF001
     coordinator, session = agree(sealed)
     sealed.turns_until(lambda: sealed.link._link._session.is_open)  # noqa: SLF001
-    hear(sealed, coordinator, session, 0)
+    collect(sealed, coordinator, session, 0)
     coordinator.sendall(b"".join(map(frame, answers(session.cipher))))
     sealed.turns_until(lambda: not sealed.link.is_open)
     assert Dismiss() not in sealed.received
