@@ -215,7 +215,7 @@ class CoordinatorLoop:
     def is_draining(self, uid: JobUid, host: str) -> bool:
         job = self._jobs.tracked.get(uid)
         agent = None if job is None else job.snapshot.agents.get(host)
-        return agent is not None and agent.is_draining
+        return agent is not None and agent.logs.is_open
 
     def on_drained(self, claim: AgentClaim, message: LogsDrained) -> None:
         self.observe(JobUid(claim.job_uid), AgentSaid(host=claim.host, message=message))

@@ -148,7 +148,7 @@ class Executor:
 
 def pending_requests(job: TrackedJob, host: str, addresses: Mapping[str, str]) -> Iterator[Request]:
     """Yield every request that an agent needs which has just connected."""
-    if job.snapshot.agents[host].is_listing:
+    if job.snapshot.agents[host].listing.is_open:
         yield list_request(job)
     for rank in job.snapshot.ranks_on(host):
         if rank.is_alive and rank.attempt.identity is None:

@@ -23,6 +23,7 @@ from coordinator.decide.events import excerpt
 from coordinator.decide.state.job import JobSnapshot
 from coordinator.decide.state.job_end import EndKind
 from coordinator.decide.state.rank import RankSnapshot
+from coordinator.decide.state.request import RequestState
 from muster.contracts.errors import move
 from muster.contracts.job.status import TRANSITIONS, JobStatus
 from muster.contracts.messages import agent as agent_messages
@@ -51,7 +52,8 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
             return gang_restore.record_listing(snapshot, listed, now)
         case actions.AgentSaid():  # that the last logs of its host are at home
             agent = snapshot.agents[observation.host]
-            return snapshot.with_agent(replace(agent, is_drained=agent.is_draining))
+            logs = agent.logs.move(RequestState.ANSWERED)
+            return snapshot.with_agent(replace(agent, logs=logs))
         case actions.StopRequested(request=request, grace_seconds=grace):
             return replace(snapshot, end=snapshot.end.request(request, now, grace))
         case actions.Interrupted():

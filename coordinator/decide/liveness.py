@@ -59,7 +59,7 @@ def agent_deadline(
     """Return when an agent that does not respond is killed; its `ranks` wait for the next one."""
     if agent.state is AgentState.LEAVING:
         return NEVER_DUE  # its dismissal ends it
-    listed = agent.listing_since + LISTING_SECONDS if agent.is_listing else NEVER_DUE
+    listed = agent.listing.since + LISTING_SECONDS if agent.listing.is_open else NEVER_DUE
     return min(listed, _answer_deadline(snapshot, agent, ranks))
 
 
