@@ -142,9 +142,12 @@ class TrackedJob:
         window = msgspec.structs.replace(window, values=values)
         self.series.take(said.rank, said.attempt, window, now.wall, is_alive)
 
-    def note(self, kind: str, message: str, at: datetime | None = None) -> None:
-        """Have an event written about something on which no decision depends."""
-        self.events.append(Event(at=at or utc_now(), kind=kind, message=message))
+    def note(self, kind: str, message: str, at: datetime | None = None, **of_rank: int) -> None:
+        """Have an event written about something on which no decision depends.
+
+        `of_rank` are `rank` and `attempt`, if it is about one.
+        """
+        self.events.append(Event(at=at or utc_now(), kind=kind, message=message, **of_rank))
         self.revision += 1
 
     def add_attempts(self, rows: Sequence[Attempt]) -> None:
@@ -248,6 +251,11 @@ class TrackedJob:
                 if record is not None:
                     ends += [*record.said, record.exited]
         return ends
+
+    def is_heard(self, host: str, generation: int) -> bool:
+        """Return True if this agent is connected."""
+        agent = self.snapshot.agents[host]
+        return agent.generation == generation and agent.is_connected
 
     @property
     def needs_new_port(self) -> bool:

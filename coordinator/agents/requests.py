@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -11,10 +11,11 @@ from coordinator.agents.server import AgentServer
 from coordinator.decide import actions
 from coordinator.decide.state.job import JobSnapshot
 from coordinator.tracked_job import TrackedJob
-from database.records import Event, utc_now
+from database.records import utc_now
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.messages.agent import (
     AnnounceGroup,
+    CoordinatorMessage,
     Dismiss,
     InjectFault,
     KillRank,
@@ -27,10 +28,6 @@ from muster.contracts.settings.environ import Assignment, HostPlace, rank_enviro
 from muster.contracts.settings.paths import checkpoints_of_job
 from muster.host.trace import stamp
 from muster.job_defaults import Completed
-
-Request: TypeAlias = (
-    ListCheckpoints | StartRank | TerminateRank | KillRank | InjectFault | AnnounceGroup | Dismiss
-)
 
 
 class Executor:
@@ -92,7 +89,9 @@ class Executor:
         """Send a decided group round before its commit if that is safe; return whether it is."""
         if not job.may_announce:
             return False
-        job.decided = [it for it in job.decided if not isinstance(it, actions.PublishGroup)]
+        job.decided = [
+            action for action in job.decided if not isinstance(action, actions.PublishGroup)
+        ]
         stamp("announced", job=job.snapshot.uid)
         self._send_group(job)
         return True
@@ -111,16 +110,15 @@ class Executor:
         """Pass on what was requested, now or never; recoveries are measured from these events."""
         faults, job.faults = job.faults, []
         for fault in faults:
-            attempts, at = tuple((it.rank, it.attempt) for it in fault.processes), utc_now()
+            attempts = tuple((process.rank, process.attempt) for process in fault.processes)
             request = InjectFault(signal=fault.signal, attempts=attempts, agent=fault.agent)
-            is_sent = self._send(job, fault.host, request)
+            at, is_sent = utc_now(), self._send(job, fault.host, request)
             kind, word = ("fault_injected", "was") if is_sent else ("fault_dropped", "was not")
             why = "" if is_sent else f": the agent on {fault.host} is not connected"
-            for it in fault.processes:
-                words = f"{fault.signal.name} {word} sent to pid {it.pid} of rank {it.rank}{why}"
-                event = Event(at=at, kind=kind, message=words, rank=it.rank, attempt=it.attempt)
-                job.events.append(event)
-                job.revision += 1
+            for process in fault.processes:
+                rank, attempt, pid = process.rank, process.attempt, process.pid
+                words = f"{fault.signal.name} {word} sent to pid {pid} of rank {rank}{why}"
+                job.note(kind, words, at, rank=rank, attempt=attempt)
 
     def dismiss(self, job: TrackedJob) -> None:
         """Tell all agents to exit."""
@@ -142,11 +140,13 @@ class Executor:
         for host in job.snapshot.agents:
             self._send(job, host, request)
 
-    def _send(self, job: TrackedJob, host: str, request: Request) -> bool:
+    def _send(self, job: TrackedJob, host: str, request: CoordinatorMessage) -> bool:
         return self._agents is not None and self._agents.send(job.snapshot.uid, host, request)
 
 
-def pending_requests(job: TrackedJob, host: str, addresses: Mapping[str, str]) -> Iterator[Request]:
+def pending_requests(
+    job: TrackedJob, host: str, addresses: Mapping[str, str]
+) -> Iterator[CoordinatorMessage]:
     """Yield every request that an agent needs which has just connected."""
     if job.snapshot.agents[host].listing.is_open:
         yield list_request(job)
