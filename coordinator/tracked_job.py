@@ -78,8 +78,8 @@ class TrackedJob:
     faults: list[FaultView] = field(default_factory=list)  # that were requested, to be injected
     faults_seen: int = 0  # how many ever were
     addresses: dict[str, str] = field(default_factory=dict)
-    senders: set[str] = field(default_factory=set)  # hosts that send their checkpoints
     """By host: where the agents say that others reach them, if no description says so."""
+    senders: set[str] = field(default_factory=set)  # hosts that send their checkpoints
     repeat_to: set[str] = field(default_factory=set)
     """Hosts whose agent has connected and may have missed requests."""
     has_news: bool = True  # something changed since the last plan
@@ -142,12 +142,9 @@ class TrackedJob:
         window = msgspec.structs.replace(window, values=values)
         self.series.take(said.rank, said.attempt, window, now.wall, is_alive)
 
-    def note(self, kind: str, message: str, at: datetime | None = None, **of_rank: int) -> None:
-        """Have an event written about something on which no decision depends.
-
-        `of_rank` are `rank` and `attempt`, if it is about one.
-        """
-        self.events.append(Event(at=at or utc_now(), kind=kind, message=message, **of_rank))
+    def note(self, kind: str, message: str, at: datetime | None = None) -> None:
+        """Have an event written about something on which no decision depends."""
+        self.events.append(Event(at=at or utc_now(), kind=kind, message=message))
         self.revision += 1
 
     def add_attempts(self, rows: Sequence[Attempt]) -> None:
@@ -244,12 +241,9 @@ class TrackedJob:
     ) -> list[RankSaid | RankExited]:
         """Return the recorded ends of these ranks, whose agent went before it could report them."""
         ends: list[RankSaid | RankExited] = []
-        for rank in ranks:
-            if rank.is_alive:
-                attempt = rank.attempt
-                record = find_exit_record(files, rank.rank, attempt.number, attempt.identity)
-                if record is not None:
-                    ends += [*record.said, record.exited]
+        for rank, attempt in ((rank, rank.attempt) for rank in ranks if rank.is_alive):
+            record = find_exit_record(files, rank.rank, attempt.number, attempt.identity)
+            ends += [] if record is None else [*record.said, record.exited]
         return ends
 
     def is_heard(self, host: str, generation: int) -> bool:
@@ -263,11 +257,6 @@ class TrackedJob:
         occasion = actions.Start if self.snapshot.is_gang else actions.StartAgent
         is_anew = self.snapshot.is_gang or not self.snapshot.any_alive
         return is_anew and any(isinstance(action, occasion) for action in self.decided)
-
-    @property
-    def starting_agents(self) -> list[str]:
-        """The hosts on which an agent is about to be started."""
-        return [it.host for it in self.decided if isinstance(it, actions.StartAgent)]
 
     @property
     def is_admitted(self) -> bool:

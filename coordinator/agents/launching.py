@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from coordinator.decide.actions import CodeTaken, Observation
+from coordinator.decide.actions import CodeTaken, Observation, StartAgent
 from coordinator.decide.state.job import JobSnapshot
 from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher
 from coordinator.launchers.remote import probe_file
@@ -40,7 +40,7 @@ def prepare_starts(job: TrackedJob) -> None:
 
     Both are committed together with the decision, so no two ranks get different ports.
     """
-    for host in job.starting_agents:
+    for host in [action.host for action in job.decided if isinstance(action, StartAgent)]:
         token = job.tokens[host] = secrets.token_urlsafe(32)
         job.attach(tokens_sha256={**job.attachment.tokens_sha256, host: sha256_of(token)})
     if job.needs_new_port:

@@ -11,7 +11,7 @@ from coordinator.agents.server import AgentServer
 from coordinator.decide import actions
 from coordinator.decide.state.job import JobSnapshot
 from coordinator.tracked_job import TrackedJob
-from database.records import utc_now
+from database.records import Event, utc_now
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.messages.agent import (
     AnnounceGroup,
@@ -116,9 +116,11 @@ class Executor:
             kind, word = ("fault_injected", "was") if is_sent else ("fault_dropped", "was not")
             why = "" if is_sent else f": the agent on {fault.host} is not connected"
             for process in fault.processes:
-                rank, attempt, pid = process.rank, process.attempt, process.pid
+                pid, rank, attempt = process.pid, process.rank, process.attempt
                 words = f"{fault.signal.name} {word} sent to pid {pid} of rank {rank}{why}"
-                job.note(kind, words, at, rank=rank, attempt=attempt)
+                event = Event(at=at, kind=kind, message=words, rank=rank, attempt=attempt)
+                job.events.append(event)
+                job.revision += 1
 
     def dismiss(self, job: TrackedJob) -> None:
         """Tell all agents to exit."""

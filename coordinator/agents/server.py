@@ -208,7 +208,7 @@ class AgentServer:
         if directories is None:
             return
         receiver = CheckpointReceiver(link.detach(), directories, claim.host, self._claims)
-        self._receivers = [it for it in self._receivers if it.is_alive()] + [receiver]
+        self._receivers = [old for old in self._receivers if old.is_alive()] + [receiver]
         receiver.start()
 
     async def _let_join(self, request: JoinRequest, link: ServedLink) -> None:

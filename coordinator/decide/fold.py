@@ -58,15 +58,14 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
             return replace(snapshot, end=snapshot.end.request(request, now, grace))
         case actions.Interrupted():
             grace = snapshot.spec.stop_grace_seconds
-            end = snapshot.end.move(EndKind.INTERRUPTED, now, grace)
-            return replace(snapshot, end=end)
+            return replace(snapshot, end=snapshot.end.move(EndKind.INTERRUPTED, now, grace))
         case actions.LoopStalled(seconds=seconds):
             end = replace(snapshot.end, ends_at=snapshot.end.ends_at + seconds)
             return fold_agent.note_stall(replace(snapshot, end=end), seconds, now)
         case actions.CodeTaken():
             return fold_code.take(snapshot, observation)
         case actions.JobFailed():
-            return fold_exit.fail_job(snapshot, observation.failure, now)
+            return snapshot.fail(observation.failure, now)
         case RankSpawned() | RankSaid() | RankDied() | RankExited():
             return _hear_rank(snapshot, observation, now)
         case actions.ChangeRequested():
@@ -118,8 +117,7 @@ def _apply_to_rank(
             killed = fold_rank.with_intent(rank, kill=action.cause, killed_at=now)
             return snapshot.with_rank(killed)
         case actions.Suspect():
-            suspect = rank.attempt.move(ProcessState.SUSPECT)
-            return snapshot.with_attempt(rank, suspect)
+            return snapshot.with_attempt(rank, rank.attempt.move(ProcessState.SUSPECT))
         case actions.ReportSlowExit():
             return snapshot.with_attempt(rank, replace(rank.attempt, is_slow_exit=True))
     assert_never(action)

@@ -200,7 +200,7 @@ def _lose(
         count = agent.failures + 1
         message = f"{count} agents in a row were lost before a rank came alive: {lost.message}"
         failure = JobFailure(reason=Reason.AGENT_LOST, message=message)
-        snapshot = fold_exit.fail_job(snapshot, failure, now)
+        snapshot = snapshot.fail(failure, now)
     gone = [
         rank.rank
         for rank in snapshot.ranks_on(agent.host)

@@ -52,9 +52,9 @@ def compare(
         "one; then code: any makes later edits events, and --snapshot runs a copy"
     )
     message = f"{name} has other code than its job: {what}. {ways}"
-    failure = JobFailure(reason=Reason.CODE_CHANGED, message=message, exit_code=1)
+    failure = JobFailure(reason=Reason.CODE_CHANGED, message=message)
     snapshot = snapshot.with_attempt(rank, replace(rank.attempt, refused=refused))
-    return fold_exit.fail_job(snapshot, failure, now)
+    return snapshot.fail(failure, now)
 
 
 def _describe(before: Mapping[str, str], files: Mapping[str, str]) -> str:

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from coordinator.decide import fold_exit
 from coordinator.decide.events import excerpt
 from coordinator.decide.state.job import GangRestore, JobSnapshot
 from coordinator.decide.state.job_end import JobFailure
@@ -79,8 +78,8 @@ def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float)
             "and submit with resume_from, or use a new id. If the ranks train separate models, use "
             "--restart-scope rank"
         )
-    failure = JobFailure(reason=Reason.INVALID_CHECKPOINT, message=message, exit_code=1)
-    return fold_exit.fail_job(snapshot, failure, now)
+    failure = JobFailure(reason=Reason.INVALID_CHECKPOINT, message=message)
+    return snapshot.fail(failure, now)
 
 
 def record_damage(snapshot: JobSnapshot, rank: RankSnapshot, failed: RestoreFailed) -> JobSnapshot:

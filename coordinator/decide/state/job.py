@@ -339,6 +339,10 @@ class JobSnapshot:
         """Why the job cannot go on, if so."""
         return self.end.failure
 
+    def fail(self, failure: JobFailure, now: float) -> "JobSnapshot":
+        """Return this job as it fails: the first failure stands, ranks get the grace period."""
+        return replace(self, end=self.end.fail(failure, now, self.spec.stop_grace_seconds))
+
     @property
     def is_done(self) -> bool:
         """True if the last checkpoint of a synchronous job is durable."""
