@@ -193,8 +193,7 @@ class AgentServer:
             link.send(encode(message))
 
         try:
-            listener, disk = self._listener, self._disk
-            await receive_logs(hello, claim, listener, disk, link.receive_one, send)
+            await receive_logs(hello, claim, self._listener, self._disk, link.receive_one, send)
         except LINK_ERRORS as error:
             words = f"the logs of job {claim.job_uid} on {claim.host} do not come: {error}"
             _LOG.warning(words, action="logs_missing")

@@ -258,10 +258,7 @@ def _ask_for_logs(agents: Iterable[AgentSnapshot]) -> Iterator[Action]:
 
 def _has_logs(agent: AgentSnapshot, now: float) -> bool:
     """Return True while the last lines of ranks on another host are missing here and may come."""
-    has_sender = not agent.is_local and agent.state in {
-        AgentState.CONNECTED,
-        AgentState.UNREACHABLE,
-    }
+    has_sender = not agent.is_local and agent.is_wanted and agent.state is not AgentState.STARTING
     is_over = agent.logs.is_open and now >= agent.logs.since + DRAIN_SECONDS
     return has_sender and agent.logs.state is not RequestState.ANSWERED and not is_over
 
