@@ -125,7 +125,7 @@ class CoordinatorLoop:
 
     def attach(self, agents: AgentServer) -> None:
         """Set the server that sends requests to agents; we are its listener."""
-        self._executor.attach(agents)
+        self._executor.agents = agents
 
     # What agents report (coordinator.agents.server.Listener)
 

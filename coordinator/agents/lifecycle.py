@@ -137,13 +137,6 @@ class AgentLifecycle:
                 task.cancel()  # and with it the watch that it waits for
         self._clean(job, host)
 
-    def _clean(self, job: TrackedJob, host: str) -> None:
-        """End what a host has of a job, once it answers; the next start there replaces this."""
-        uid = job.snapshot.uid
-        sweep = self.starter.launcher(job.snapshot, host).sweep(uid, job.known_processes(host))
-        clean = asyncio.get_running_loop().create_task(sweep)
-        self._cleaning[_task_name(uid, host)] = clean
-
     def dismiss(self, job: TrackedJob, host: str) -> None:
         """Make sure that a dismissed agent ends, or is never started.
 
@@ -174,6 +167,11 @@ class AgentLifecycle:
             *(self.starter.local.sweep(uid, known) for uid, known in leftovers.items())
         )
 
+    def look_again(self) -> None:
+        """Ask the schedulers now: an agent has lost its connection."""
+        for jobs in self.starter.schedulers.values():
+            jobs.wake()
+
     async def detach(self) -> None:
         """Stop watching; the agents run on."""
         tasks = [*self._tasks, *self._cleaning.values()]
@@ -182,6 +180,8 @@ class AgentLifecycle:
         await asyncio.gather(*tasks, return_exceptions=True)
         for jobs in self.starter.schedulers.values():
             await jobs.close()
+
+    # The life of one agent
 
     async def _attend(
         self,
@@ -241,29 +241,6 @@ class AgentLifecycle:
             failure = JobFailure(reason=Reason.ENGINE_REFUSED, message=words)
             self.observe(job.snapshot.uid, JobFailed(failure=failure))
 
-    def _report_ends(self, job: TrackedJob, host: str, living: frozenset[int]) -> None:
-        if not job.snapshot.agents[host].is_local:
-            return  # the records are on the disk of that host, and its next agent reports them
-        # The next agent reports those of the living.
-        ranks = (rank for rank in job.snapshot.ranks_on(host) if rank.rank not in living)
-        for end in job.unreported_ends(self._data.job(job.snapshot.job_id), ranks):
-            self.observe(job.snapshot.uid, end)
-
-    def _adoptable_ranks(self, snapshot: JobSnapshot, host: str) -> frozenset[int]:
-        """Return the ranks that may run on without their agent and wait for the next one."""
-        # Ranks of a failed job wait, too: they are saving within its grace period.
-        agent = snapshot.agents[host]
-        if not agent.is_wanted or agent.failures >= AGENT_FAILURES_LIMIT:
-            return frozenset()
-        # A rank whose kill the agent did not carry out is swept, or killed by the next agent.
-        waiting = {
-            rank.attempt.identity: rank.rank
-            for rank in snapshot.ranks_on(host)
-            if rank.is_alive and not rank.attempt.intent.kill and rank.attempt.identity
-        }
-        living = self.starter.launcher(snapshot, host).living(waiting.keys())
-        return frozenset(waiting[process] for process in living)
-
     async def _launch(self, job: TrackedJob, host: str) -> str:
         """Start the agent and return how it ended; it may be dismissed at any time."""
         agent = await self.starter.start(job, host, self.observe)
@@ -299,10 +276,39 @@ class AgentLifecycle:
         finally:
             agent.ended.cancel()  # the host was given up, or we end
 
-    def look_again(self) -> None:
-        """Ask the schedulers now: an agent has lost its connection."""
-        for jobs in self.starter.schedulers.values():
-            jobs.wake()
+    # What it leaves
+
+    def _report_ends(self, job: TrackedJob, host: str, living: frozenset[int]) -> None:
+        if not job.snapshot.agents[host].is_local:
+            return  # the records are on the disk of that host, and its next agent reports them
+        # The next agent reports those of the living.
+        ranks = (rank for rank in job.snapshot.ranks_on(host) if rank.rank not in living)
+        for end in job.unreported_ends(self._data.job(job.snapshot.job_id), ranks):
+            self.observe(job.snapshot.uid, end)
+
+    def _adoptable_ranks(self, snapshot: JobSnapshot, host: str) -> frozenset[int]:
+        """Return the ranks that may run on without their agent and wait for the next one."""
+        # Ranks of a failed job wait, too: they are saving within its grace period.
+        agent = snapshot.agents[host]
+        if not agent.is_wanted or agent.failures >= AGENT_FAILURES_LIMIT:
+            return frozenset()
+        # A rank whose kill the agent did not carry out is swept, or killed by the next agent.
+        waiting = {
+            rank.attempt.identity: rank.rank
+            for rank in snapshot.ranks_on(host)
+            if rank.is_alive and not rank.attempt.intent.kill and rank.attempt.identity
+        }
+        living = self.starter.launcher(snapshot, host).living(waiting.keys())
+        return frozenset(waiting[process] for process in living)
+
+    def _clean(self, job: TrackedJob, host: str) -> None:
+        """End what a host has of a job, once it answers; the next start there replaces this."""
+        uid = job.snapshot.uid
+        sweep = self.starter.launcher(job.snapshot, host).sweep(uid, job.known_processes(host))
+        clean = asyncio.get_running_loop().create_task(sweep)
+        self._cleaning[_task_name(uid, host)] = clean
+
+    # Tasks
 
     def _run(self, work: Coroutine[object, object, None], uid: JobUid, host: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=_task_name(uid, host))

@@ -37,11 +37,8 @@ class Executor:
         """`addresses` says at which address the ranks of a host are reached from other hosts."""
         self._lifecycle = lifecycle
         self._addresses = addresses
-        self._agents: AgentServer | None = None
-
-    def attach(self, agents: AgentServer) -> None:
-        """Set the server that sends requests; without one nothing is sent."""
-        self._agents = agents
+        self.agents: AgentServer | None = None
+        """Sends the requests; without one nothing is sent."""
 
     def perform(self, job: TrackedJob) -> None:  # noqa: C901, PLR0912  one case for each action
         """Perform what was decided for a job."""
@@ -60,8 +57,8 @@ class Executor:
                     self._send(job, action.host, Dismiss())  # it may hear us, see `Partition`
                     self._lifecycle.give_up(job, action.host)
                 case actions.DrainLogs():
-                    if self._agents is not None:
-                        self._agents.drain_logs(job.snapshot.uid, action.host)
+                    if self.agents is not None:
+                        self.agents.drain_logs(job.snapshot.uid, action.host)
                 case actions.ListCheckpoints():
                     self._send(job, action.host, list_request(job))
                 case actions.Start():
@@ -143,7 +140,7 @@ class Executor:
             self._send(job, host, request)
 
     def _send(self, job: TrackedJob, host: str, request: CoordinatorMessage) -> bool:
-        return self._agents is not None and self._agents.send(job.snapshot.uid, host, request)
+        return self.agents is not None and self.agents.send(job.snapshot.uid, host, request)
 
 
 def pending_requests(
