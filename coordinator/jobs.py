@@ -30,7 +30,7 @@ from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.history import History
 from database.jobs import Jobs
-from database.records import Job
+from database.records import Job, RankRecord
 from muster.checkpoints.local import LocalFileSystem, replace_file
 from muster.cluster.description import Cluster
 from muster.contracts.job.status import JobStatus, JobUid, Reason, StopRequest
@@ -243,20 +243,16 @@ class JobTable:
     def _inherit(self, rows: JobRows, agents: dict[str, AgentProcess], now: Moment) -> TrackedJob:
         """Return a job of the previous coordinator, with those of its agents that live."""
         files = self._files.job(rows.job.job_id)
-        # A rank whose end is recorded counts as alive until that record is folded in.
-        living = [
-            record.rank
-            for record in rows.ranks
-            if record.host not in agents
-            and (
-                (record.process is not None and is_running(record.process))
-                or (
-                    record.state != ProcessState.EXITED
-                    and find_exit_record(files, record.rank, record.attempt, record.process)
-                    is not None
-                )
-            )
-        ]
+
+        def may_live(rank: RankRecord) -> bool:
+            if rank.process is not None and is_running(rank.process):
+                return True
+            # One whose end is recorded counts as alive until that record is folded in.
+            is_open = rank.state != ProcessState.EXITED
+            return is_open and bool(find_exit_record(files, rank.rank, rank.attempt, rank.process))
+
+        alone = (rank for rank in rows.ranks if rank.host not in agents)
+        living = [rank.rank for rank in alone if may_live(rank)]
         hosts = self._hosts_of(rows.job)
         snapshot = self._snapshot_of(rows, now, hosts=hosts, agents=agents, living=living)
         return _track(rows, snapshot, agents, now)

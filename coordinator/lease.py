@@ -52,14 +52,12 @@ class LeaseCandidate:
         """Wait until the lease is ours, and return it."""
         while True:
             try:
-                lease = await self._compete()
+                if (lease := await self._compete()) is not None:
+                    return lease
             except DatabaseUnavailable as error:
                 self._seen = None
                 self._wait_for(str(error))
                 await asyncio.sleep(POLL_SECONDS)
-            else:
-                if lease is not None:
-                    return lease
 
     async def _compete(self) -> Lease | None:
         """Take the lease, or wait a moment and return None."""

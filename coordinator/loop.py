@@ -19,6 +19,7 @@ from typing import Final
 import structlog
 
 from coordinator.agents.checkpoint_receiver import JobDirectories
+from coordinator.agents.launching import prepare_starts
 from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.agents.requests import Executor
 from coordinator.agents.server import AgentServer
@@ -124,7 +125,7 @@ class CoordinatorLoop:
 
     def attach(self, agents: AgentServer) -> None:
         """Set the server that sends requests to agents; we are its listener."""
-        self._executor.attach(agents)
+        self._executor.agents = agents
 
     # What agents report (coordinator.agents.server.Listener)
 
@@ -139,7 +140,8 @@ class CoordinatorLoop:
         self, request: JoinRequest
     ) -> AbstractAsyncContextManager[LaunchAgent | OrderFailed]:
         job = self._jobs.tracked.get(JobUid(request.job_uid))
-        return self._lifecycle.joining(job if self.is_expected(request) else None, request)
+        job = job if self.is_expected(request) else None
+        return self._lifecycle.starter.joining(job, request)
 
     def is_expected(self, hello: AgentHello | JoinRequest) -> bool:
         digest = self.token_sha256(hello)
@@ -170,7 +172,7 @@ class CoordinatorLoop:
 
     def on_disconnected(self, hello: AgentHello) -> None:
         self._on_host_changed(hello.host)
-        self._lifecycle.look_again()
+        self._lifecycle.ask_schedulers()
         disconnected = AgentDisconnected(host=hello.host, agent_number=hello.agent_number)
         self.observe(JobUid(hello.job_uid), disconnected)
 
@@ -215,7 +217,7 @@ class CoordinatorLoop:
     def is_draining(self, uid: JobUid, host: str) -> bool:
         job = self._jobs.tracked.get(uid)
         agent = None if job is None else job.snapshot.agents.get(host)
-        return agent is not None and agent.is_draining
+        return agent is not None and agent.logs.is_open
 
     def on_drained(self, claim: AgentClaim, message: LogsDrained) -> None:
         self.observe(JobUid(claim.job_uid), AgentSaid(host=claim.host, message=message))
@@ -223,8 +225,9 @@ class CoordinatorLoop:
     def observe(self, uid: JobUid, observation: Observation) -> None:
         """Put an observation into the inbox, with the present time."""
         self._inbox.append((uid, observation, self._now()))
-        if not _is_routine(observation):
-            stamp("observed", job=uid, observation=_name_of(observation))
+        said = observation.message if isinstance(observation, RankSaid | AgentSaid) else observation
+        if not _is_routine(said):
+            stamp("observed", job=uid, observation=type(said).__name__)
             self.wake()
 
     def wake(self) -> None:
@@ -294,9 +297,8 @@ class CoordinatorLoop:
                 self._ticker.cancel()
 
     def _is_done(self) -> bool:
-        if self._is_handing_over or not self._is_draining:
-            return self._is_handing_over
-        return not self._jobs.admitted() and not self._inbox and self._lifecycle.is_idle
+        is_empty = not self._jobs.admitted() and not self._inbox and self._lifecycle.is_idle
+        return self._is_handing_over or (self._is_draining and is_empty)
 
     # One round
 
@@ -376,7 +378,7 @@ class CoordinatorLoop:
         now, has_announced = self._now(), False
         for job in self._jobs.tracked.values():
             job.plan(now)
-            self._lifecycle.prepare(job)
+            prepare_starts(job)
             has_announced |= self._executor.announce(job)
         return has_announced
 
@@ -436,21 +438,11 @@ class CoordinatorLoop:
         return Moment(monotonic=self._clock(), wall=datetime.now(UTC))
 
 
-def _name_of(observation: Observation) -> str:
-    said = observation.message if isinstance(observation, RankSaid | AgentSaid) else observation
-    return type(said).__name__
-
-
-def _is_routine(observation: Observation) -> bool:
+def _is_routine(said: object) -> bool:
     """Return True if an observation may wait for the next round, at most `POLL_SECONDS` away.
 
     A thousand ranks send heartbeats at a thousand moments of a second, and none calls for a
     decision. They are folded in with the time they came, before any rank is judged.
     """
-    match observation:
-        case AgentSaid(message=AgentHeartbeat()) | RankSaid(message=Heartbeat(stopping=False)):
-            return True
-        case AgentStarved():
-            return True
-        case _:
-            return False
+    is_beat = isinstance(said, Heartbeat) and not said.stopping
+    return is_beat or isinstance(said, AgentHeartbeat | AgentStarved)

@@ -150,11 +150,9 @@ class CoordinatorLogs:
             for entry in os.listdir(logs):  # noqa: PTH208  a descriptor
                 stem, _, suffix = entry.rpartition(".")
                 name = LogName.parse(f"{stem}.log")
-                if (
-                    name is None
-                    or suffix != "host"
-                    or os.readlink(entry, dir_fd=logs) != self._host
-                ):
+                if name is None or suffix != "host":
+                    continue
+                if os.readlink(entry, dir_fd=logs) != self._host:
                     continue
                 for kind, where in places.items():
                     with suppress(FileNotFoundError):
@@ -191,10 +189,8 @@ class CoordinatorLogs:
 
     def _is_ours(self, stem: str, logs: int) -> bool:
         """Return whether an attempt is the host's; a new one becomes its."""
-        try:
+        with suppress(FileNotFoundError):
             return os.readlink(f"{stem}.host", dir_fd=logs) == self._host
-        except FileNotFoundError:
-            pass
         with suppress(FileNotFoundError):
             os.stat(f"{stem}.log", dir_fd=logs, follow_symlinks=False)
             return False  # it ran here

@@ -193,8 +193,7 @@ class AgentServer:
             link.send(encode(message))
 
         try:
-            listener, disk = self._listener, self._disk
-            await receive_logs(hello, claim, listener, disk, link.receive_one, send)
+            await receive_logs(hello, claim, self._listener, self._disk, link.receive_one, send)
         except LINK_ERRORS as error:
             words = f"the logs of job {claim.job_uid} on {claim.host} do not come: {error}"
             _LOG.warning(words, action="logs_missing")
@@ -208,7 +207,7 @@ class AgentServer:
         if directories is None:
             return
         receiver = CheckpointReceiver(link.detach(), directories, claim.host, self._claims)
-        self._receivers = [it for it in self._receivers if it.is_alive()] + [receiver]
+        self._receivers = [old for old in self._receivers if old.is_alive()] + [receiver]
         receiver.start()
 
     async def _let_join(self, request: JoinRequest, link: ServedLink) -> None:

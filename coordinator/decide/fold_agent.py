@@ -13,7 +13,8 @@ from coordinator.decide.state.job import (
     JobSnapshot,
 )
 from coordinator.decide.state.job_end import JobFailure
-from coordinator.decide.state.rank import NEVER, Cause, RankSnapshot
+from coordinator.decide.state.rank import Cause, RankSnapshot
+from coordinator.decide.state.request import RequestState
 from muster.contracts.agent import AgentState
 from muster.contracts.job.status import Reason
 from muster.contracts.messages.agent import AgentHeartbeat
@@ -38,17 +39,15 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
                 started,
                 agent_number=agent.agent_number + 1,
                 seen_at=agent.seen_at if has_ranks else now,
-                draining_since=NEVER,
-                is_drained=False,
                 is_unfit=False,  # it was away, or a scheduler chooses another machine
             )
         case actions.ListCheckpoints():
-            changed = replace(agent, listing_since=now)
+            changed = replace(agent, listing=agent.listing.move(RequestState.ASKED, now))
         case actions.DrainLogs():
-            changed = replace(agent, draining_since=now)
+            changed = replace(agent, logs=agent.logs.move(RequestState.ASKED, now))
         case actions.KillAgent():
             # AgentLost follows when it is gone; if the kill has missed, it is repeated.
-            changed = replace(agent, since=now, listing_since=NEVER)
+            changed = replace(agent, since=now, listing=agent.listing.move(RequestState.NONE))
         case actions.LoseHost():
             words = f"was given up with its host: {action.why}"
             lost = Cause(reason=Reason.HOST_LOST, message=words)
@@ -112,9 +111,10 @@ def wait(snapshot: JobSnapshot, waits: actions.AgentWaits, now: float) -> JobSna
 def note_working(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
     """An agent with a running rank works; the agents lost before it do not count any more."""
     agent = snapshot.agent_of(rank)
-    if not agent.failures and agent.draining_since == NEVER:
+    logs = agent.logs.move(RequestState.NONE)  # it has more of them from now on
+    if not agent.failures and logs is agent.logs:
         return snapshot
-    return snapshot.with_agent(replace(agent, failures=0, draining_since=NEVER, is_drained=False))
+    return snapshot.with_agent(replace(agent, failures=0, logs=logs))
 
 
 def shift_deadlines(
@@ -201,7 +201,7 @@ def _lose(
         count = agent.failures + 1
         message = f"{count} agents in a row were lost before a rank came alive: {lost.message}"
         failure = JobFailure(reason=Reason.AGENT_LOST, message=message)
-        snapshot = fold_exit.fail_job(snapshot, failure, now)
+        snapshot = snapshot.fail(failure, now)
     gone = [
         rank.rank
         for rank in snapshot.ranks_on(agent.host)
@@ -233,7 +233,6 @@ def _give_up(
         agent.move(AgentState.ABSENT, agent.since),
         failures=agent.failures + 1,
         start_at=now + pause,
-        listing_since=NEVER,
     )
     ending = classify_unobserved(snapshot, cause)
     on_host = snapshot.ranks_on(agent.host)

@@ -36,12 +36,6 @@ _UNSET: Final = re.compile(r"^KeyError: '([A-Z][A-Z0-9_]+)'$", re.MULTILINE)
 """Of `os.environ`, most likely."""
 
 
-def fail_job(snapshot: JobSnapshot, failure: JobFailure, now: float) -> JobSnapshot:
-    """Fail the job: the first failure stands, ranks get the grace period to save and exit."""
-    grace = snapshot.spec.stop_grace_seconds
-    return replace(snapshot, end=snapshot.end.fail(failure, now, grace))
-
-
 def record_permanent_error(
     snapshot: JobSnapshot, rank: RankSnapshot, message: PermanentFailure, now: float
 ) -> JobSnapshot:
@@ -89,9 +83,9 @@ def _fail_for_program(
     snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause, now: float
 ) -> JobSnapshot:
     message = f"{snapshot.rank_name(rank)}: {cause.message}"
-    failure = JobFailure(reason=cause.reason, message=message, exit_code=1)
+    failure = JobFailure(reason=cause.reason, message=message)
     refused = replace(rank.attempt, refused=cause)
-    return fail_job(snapshot.with_attempt(rank, refused), failure, now)
+    return snapshot.with_attempt(rank, refused).fail(failure, now)
 
 
 def end_attempt(
@@ -116,7 +110,7 @@ def end_attempt(
         return ended
     words = "the last two attempts of every rank ended with this error"
     failure = _failure(ended, gone, ending, message, Reason.INVALID_PROGRAM, words)
-    return fail_job(ended, failure, now)
+    return ended.fail(failure, now)
 
 
 def _is_hopeless(snapshot: JobSnapshot, error: str) -> bool:
@@ -174,7 +168,7 @@ def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) 
         return snapshot
     reason, words = limit
     message = f"{snapshot.rank_name(rank)} {rank.trouble.message} and {words}"
-    return fail_job(snapshot, JobFailure(reason=reason, message=message, exit_code=1), now)
+    return snapshot.fail(JobFailure(reason=reason, message=message), now)
 
 
 def _restart_or_fail(
@@ -192,7 +186,7 @@ def _restart_or_fail(
     if limit is None and is_unproven and ending.is_mistake:
         limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:
-        return fail_job(snapshot, _failure(snapshot, rank, ending, message, *limit), now)
+        return snapshot.fail(_failure(snapshot, rank, ending, message, *limit), now)
     counted = _count_restart(snapshot, rank, ending.retry_class, now)
     if message.retry_after_seconds is not None:
         start_at = now + message.retry_after_seconds

@@ -81,8 +81,8 @@ def _diverge(snapshot: JobSnapshot, said: StateMismatch, now: float) -> JobSnaps
     if not is_same:
         return snapshot
     message = f"the same values differ a second time: {excerpt(said.message)}"
-    failure = JobFailure(reason=Reason.INVALID_PROGRAM, message=message, exit_code=1)
-    return replace(snapshot, end=snapshot.end.fail(failure, now, snapshot.spec.stop_grace_seconds))
+    failure = JobFailure(reason=Reason.INVALID_PROGRAM, message=message)
+    return snapshot.fail(failure, now)
 
 
 def divergence(snapshot: JobSnapshot, rank: RankSnapshot) -> Cause | None:
@@ -100,8 +100,7 @@ def _end_loop(snapshot: JobSnapshot, exporter: int, now: float) -> JobSnapshot:
     if snapshot.is_past_loop or exporter >= len(snapshot.ranks):
         return snapshot
     if (failure := _unproven(snapshot)) is not None:
-        grace = snapshot.spec.stop_grace_seconds
-        return replace(snapshot, end=snapshot.end.fail(failure, now, grace))
+        return snapshot.fail(failure, now)
     # It may have been about to leave.
     snapshot = snapshot.with_rank(replace(snapshot.ranks[exporter], in_service=True))
     ended = replace(snapshot, end=snapshot.end.end_loop(exporter))
@@ -119,7 +118,7 @@ def _unproven(snapshot: JobSnapshot) -> JobFailure | None:
         return None
     words = "and training was over before another process could be compared"
     message = f"{snapshot.rank_name(rank)}: {excerpt(raised.message)}, {words}"
-    return JobFailure(reason=Reason.INVALID_PROGRAM, message=message, exit_code=1)
+    return JobFailure(reason=Reason.INVALID_PROGRAM, message=message)
 
 
 def release_others(snapshot: JobSnapshot) -> JobSnapshot:

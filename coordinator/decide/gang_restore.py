@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from coordinator.decide import fold_exit
 from coordinator.decide.events import excerpt
 from coordinator.decide.state.job import GangRestore, JobSnapshot
 from coordinator.decide.state.job_end import JobFailure
-from coordinator.decide.state.rank import NEVER, RankSnapshot
+from coordinator.decide.state.rank import RankSnapshot
+from coordinator.decide.state.request import RequestState
 from muster.checkpoints.manifest import CheckpointName, RestorePoint
 from muster.contracts.job.status import Reason
 from muster.contracts.location import parse_location, save_lead
@@ -61,8 +61,9 @@ def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float)
     """Decide from where the gang resumes, or when to list again."""
     if listed.attempt != snapshot.next_attempt or not snapshot.is_listing:
         return snapshot
-    agents = {host: replace(agent, listing_since=NEVER) for host, agent in snapshot.agents.items()}
-    snapshot = replace(snapshot, agents=agents)
+    for agent in snapshot.agents.values():
+        listing = agent.listing.move(RequestState.ANSWERED)
+        snapshot = snapshot.with_agent(replace(agent, listing=listing))
     if listed.problem is not None:
         again = now + LIST_AGAIN_SECONDS
         for rank in snapshot.ranks:
@@ -77,8 +78,8 @@ def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float)
             "and submit with resume_from, or use a new id. If the ranks train separate models, use "
             "--restart-scope rank"
         )
-    failure = JobFailure(reason=Reason.INVALID_CHECKPOINT, message=message, exit_code=1)
-    return fold_exit.fail_job(snapshot, failure, now)
+    failure = JobFailure(reason=Reason.INVALID_CHECKPOINT, message=message)
+    return snapshot.fail(failure, now)
 
 
 def record_damage(snapshot: JobSnapshot, rank: RankSnapshot, failed: RestoreFailed) -> JobSnapshot:

@@ -59,7 +59,7 @@ def agent_deadline(
     """Return when an agent that does not respond is killed; its `ranks` wait for the next one."""
     if agent.state is AgentState.LEAVING:
         return NEVER_DUE  # its dismissal ends it
-    listed = agent.listing_since + LISTING_SECONDS if agent.is_listing else NEVER_DUE
+    listed = agent.listing.since + LISTING_SECONDS if agent.listing.is_open else NEVER_DUE
     return min(listed, _answer_deadline(snapshot, agent, ranks))
 
 
@@ -148,8 +148,7 @@ def _judge_exit(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterat
         message = f"did not exit within {seconds} and was killed"
         if rank.finished:
             message += "; it had finished, so nothing is lost"
-        cause = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message=message)
-        yield KillProcess(rank=rank.rank, cause=cause)
+        yield _kill(rank, Reason.HEARTBEAT_TIMEOUT, message)
     elif not attempt.is_slow_exit and now >= attempt.exiting_at + snapshot.spec.heartbeat_timeout:
         is_free = rank.in_service and attempt.intent.asked_at == NEVER
         yield ReportSlowExit(
@@ -164,25 +163,27 @@ def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Ac
     start_by = attempt.spawned_at + spec.start_grace_seconds
     if attempt.process is ProcessState.SPAWNED and now >= start_by:
         message = f"gave no sign of life within {spec.start_grace_seconds:g} s and was killed"
-        cause = Cause(reason=Reason.START_TIMEOUT, message=message)
-        yield KillProcess(rank=rank.rank, cause=cause)
+        yield _kill(rank, Reason.START_TIMEOUT, message)
     elif now >= _silent_since(attempt) + spec.heartbeat_timeout:
         what = "sent no heartbeat" if attempt.sends_heartbeats else "was stopped (SIGSTOP)"
         message = f"{what} for {spec.heartbeat_timeout:g} s and was killed"
-        cause = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message=message)
-        yield KillProcess(rank=rank.rank, cause=cause)
+        yield _kill(rank, Reason.HEARTBEAT_TIMEOUT, message)
     elif _is_stuck(snapshot, rank):
         is_starting = snapshot.is_synchronous and attempt.member.ready is None
         what = "was not ready to train" if is_starting else "took no step"
         seconds = _step_timeout(snapshot, rank)
         message = f"sent heartbeats but {what} for {seconds:g} s and was killed"
-        yield KillProcess(rank=rank.rank, cause=Cause(reason=Reason.NO_PROGRESS, message=message))
+        yield _kill(rank, Reason.NO_PROGRESS, message)
     elif (
         attempt.sends_heartbeats
         and attempt.process is ProcessState.LIVE
         and now >= attempt.seen_at + SUSPECT_SHARE * spec.heartbeat_timeout
     ):
         yield Suspect(rank=rank.rank)
+
+
+def _kill(rank: RankSnapshot, reason: Reason, message: str) -> Action:
+    return KillProcess(rank=rank.rank, cause=Cause(reason=reason, message=message))
 
 
 def _silent_since(attempt: Attempt) -> float:

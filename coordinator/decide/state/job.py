@@ -14,6 +14,7 @@ from coordinator.decide.state.rank import (
     Cause,
     RankSnapshot,
 )
+from coordinator.decide.state.request import NOT_ASKED, Request, RequestState
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.agent import TRANSITIONS, UNPLACED, AgentState
 from muster.contracts.errors import move
@@ -60,10 +61,8 @@ class AgentSnapshot:
     failures: int = 0  # agents lost in a row before a rank came alive
     start_at: float = NEVER  # earliest start of the next agent
     trouble: Cause | None = None  # why no agent runs yet, on any host but the coordinator's own
-    listing_since: float = NEVER  # since when it lists what the ranks of a gang have saved
-    draining_since: float = NEVER
-    """Since when its host was asked to send the last logs of ranks that have ended."""
-    is_drained: bool = False  # it has sent them
+    listing: Request = NOT_ASKED  # to list what the ranks of a gang have saved
+    logs: Request = NOT_ASKED  # to its host, for the last logs of ranks that have ended
     is_unfit: bool = False
     """A rank there has found that the host cannot run this job: no other one is started there."""
     has_code: bool = False  # a rank there has trained the code of the job
@@ -82,21 +81,16 @@ class AgentSnapshot:
         """True if it exists or is being started, and was not dismissed."""
         return self.state not in {AgentState.ABSENT, AgentState.LEAVING}
 
-    @property
-    def is_listing(self) -> bool:
-        """True if it lists what the ranks of a gang have saved."""
-        return self.listing_since != NEVER
-
-    @property
-    def is_draining(self) -> bool:
-        """True if its host sends the last logs."""
-        return self.draining_since != NEVER and not self.is_drained
-
     def move(self, target: AgentState, now: float) -> "AgentSnapshot":
         """Return the agent in another state, or again in the same one, since `now`."""
         if target is not self.state:
             move(TRANSITIONS, self.state, target)
-        return replace(self, state=target, since=now, starved_seconds=0.0)
+        moved = replace(self, state=target, since=now, starved_seconds=0.0)
+        if moved.is_wanted:
+            return moved
+        # They are gone with it; the next agent has its own.
+        listing, logs = (it.move(RequestState.NONE) for it in (self.listing, self.logs))
+        return replace(moved, listing=listing, logs=logs)
 
 
 LAST: Final = 1 << 30
@@ -270,7 +264,7 @@ class JobSnapshot:
     @property
     def is_listing(self) -> bool:
         """True if an agent lists what the ranks of a gang have saved."""
-        return any(agent.is_listing for agent in self.agents.values())
+        return any(agent.listing.is_open for agent in self.agents.values())
 
     @property
     def is_restore_known(self) -> bool:
@@ -344,6 +338,10 @@ class JobSnapshot:
     def failure(self) -> JobFailure | None:
         """Why the job cannot go on, if so."""
         return self.end.failure
+
+    def fail(self, failure: JobFailure, now: float) -> "JobSnapshot":
+        """Return this job as it fails: the first failure stands, ranks get the grace period."""
+        return replace(self, end=self.end.fail(failure, now, self.spec.stop_grace_seconds))
 
     @property
     def is_done(self) -> bool:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from muster.contracts import rank as rank_rules
 from muster.contracts.agent import UNPLACED
+from muster.contracts.errors import move
 from muster.contracts.job.retry import RetryClass
 from muster.contracts.job.status import Reason
 from muster.contracts.messages.rank import Raised, Ready
 from muster.contracts.rank import (
     NO_PROGRESS,
+    TRANSITIONS,
     ProcessRecord,
     ProcessState,
     RankProgress,
@@ -122,7 +123,7 @@ class Attempt:
         """Return the attempt with its process in another state, or still in the same one."""
         if self.process is target:
             return self
-        return replace(self, process=rank_rules.move(self.process, target))
+        return replace(self, process=move(TRANSITIONS, self.process, target))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from threading import Event
 import msgspec
 import pytest
 
+from coordinator.agents import launching
 from coordinator.agents import lifecycle as agent_lifecycle
 from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.decide.actions import AgentLost, DismissAgent, JobFailed, Observation
@@ -382,8 +383,8 @@ def test_an_agent_can_be_dismissed_at_any_moment_of_its_start(
         dismissal.files.root.mkdir(parents=True)
         dismissal.reach_in_thread("claiming")
 
-    monkeypatch.setattr(agent_lifecycle, "prepare", slow_prepare)
-    monkeypatch.setattr(agent_lifecycle, "claim_directory", claim)
+    monkeypatch.setattr(launching, "prepare", slow_prepare)
+    monkeypatch.setattr(launching, "claim_directory", claim)
     monkeypatch.setattr(agent_lifecycle, "DISMISSAL_SECONDS", 0.0)
     asyncio.run(dismissal.run())
     assert dismissal.launcher.calls == calls
@@ -399,7 +400,7 @@ def test_an_unprepared_job_fails_without_an_agent(
     def refuse(*_: object) -> ResolvedSpec:
         raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message="there is no data"))
 
-    monkeypatch.setattr(agent_lifecycle, "prepare", refuse)
+    monkeypatch.setattr(launching, "prepare", refuse)
     asyncio.run(dismissal.run())
     assert [type(one) for one in dismissal.observed] == [JobFailed, AgentLost]
     assert dismissal.launcher.calls == []

@@ -85,7 +85,7 @@ def test_an_event_tells_whether_a_fault_was_passed_on(
     job.faults = [FAULT]
     agents = Agents(is_connected)
     executor = Executor(cast("AgentLifecycle", None), addresses={})
-    executor.attach(cast("AgentServer", agents))
+    executor.agents = cast("AgentServer", agents)
     for _ in range(2):
         executor.inject_faults(job)
     request = InjectFault(signal=19, attempts=((1, 4),), agent=7)

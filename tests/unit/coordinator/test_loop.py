@@ -79,8 +79,6 @@ class Lifecycle:
     is_idle: bool = True
     error: Exception | None = None
 
-    def prepare(self, _job: TrackedJob) -> None: ...
-
     def note_starved(self, jobs: object, now: float) -> None: ...
 
     def raise_error(self) -> None:
