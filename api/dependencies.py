@@ -188,11 +188,11 @@ class AppState:
     uptime_seconds: Callable[[], float]
 
     def watching(
-        self, key: Hashable, look: Callable[[int], Found | None]
+        self, key: Hashable, read: Callable[[int], Found | None]
     ) -> AbstractAsyncContextManager[WatchFeed]:
-        """Return the feed of what `look` finds, for as long as a client reads it."""
+        """Return the feed of what `read` returns, for as long as a client reads it."""
         make = partial(
-            WatchFeed, look=look, changes=self.database.changes, is_closing=self.is_closing
+            WatchFeed, read=read, changes=self.database.changes, is_closing=self.is_closing
         )
         return self.feeds.reading(key, make)
 

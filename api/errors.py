@@ -45,7 +45,7 @@ from database.errors import (
 from muster.contracts.errors import InvalidSpec, MusterError
 from muster.contracts.messages.wire import encodable
 from muster.contracts.token import masked
-from muster.contracts.views import FieldError, ProblemView
+from muster.contracts.views.service import FieldError, ProblemView
 
 RETRY_AFTER_SECONDS: Final = 1
 
@@ -93,7 +93,7 @@ class InvalidRequest(Problem):
         errors = [
             msgspec.structs.replace(
                 error,
-                loc=tuple(encodable(it) if isinstance(it, str) else it for it in error.loc),
+                loc=tuple(encodable(part) if isinstance(part, str) else part for part in error.loc),
             )
             for error in errors
         ]

@@ -27,10 +27,10 @@ from api.views import job_tag
 from database.errors import JobChanged
 from database.jobs import JobQuery
 from database.records import Job, RowVersion
+from muster.contracts.job.field_types import JOB_ID_PATTERN
 from muster.contracts.job.problems import did_you_mean
-from muster.contracts.job.spec import JOB_ID_PATTERN
 from muster.contracts.job.status import JobId, JobStatus
-from muster.contracts.views import Moment, View
+from muster.contracts.views.view import Moment, View
 
 DEFAULT_LIMIT: Final = 1000
 """High, so that small clients never page."""

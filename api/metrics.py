@@ -14,11 +14,11 @@ from typing import Final, NamedTuple, TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from api.dependencies import AppState
-from api.views import FINISHED, WAITING, summary
+from api.views import summary
 from database.errors import DatabaseError
 from muster.contracts.job.status import JobStatus
 from muster.contracts.rank import ProcessState
-from muster.contracts.views import SummaryView
+from muster.contracts.views.job import FINISHED, WAITING, SummaryView
 
 ENDED_SHOWN: Final = timedelta(minutes=10)
 """A job that is over is still scraped a few times, so that its last numbers are on record."""
@@ -93,7 +93,7 @@ def _job(
 
 
 def _ranks_by_state(job: SummaryView) -> Mapping[str, int]:
-    found = Counter(worker.state for worker in job.workers)
+    found = Counter(worker.process for worker in job.workers)
     # Zeros, too: a graph or an alert needs the value before the first one.
     return {state: found[state] for state in (*ProcessState, WAITING, FINISHED)}
 
@@ -104,7 +104,7 @@ def _checkpoint(
     """Return a metric of the time and the bytes of the newest checkpoint, and of the time now."""
 
     def of_newest(job: SummaryView, now: datetime) -> Number:
-        told = ((it.last_checkpoint_at, it.last_checkpoint_bytes or 0) for it in job.workers)
+        told = ((rank.last_checkpoint_at, rank.last_checkpoint_bytes or 0) for rank in job.workers)
         saved = [(at, size) for at, size in told if at is not None]
         return value(*max(saved), now) if saved else None
 
@@ -112,38 +112,48 @@ def _checkpoint(
 
 
 METRICS: Final = (
-    _service("muster_database_up", "1 if the database can be read.", lambda it: it.is_database_up),
-    _service("muster_coordinator_up", "1 if a coordinator works.", lambda it: it.is_coordinated),
+    _service(
+        "muster_database_up", "1 if the database can be read.", lambda scrape: scrape.is_database_up
+    ),
+    _service(
+        "muster_coordinator_up", "1 if a coordinator works.", lambda scrape: scrape.is_coordinated
+    ),
     _service(
         "muster_coordinator_lease_age_seconds",
         "Time since the lease was seen to be renewed; absent if no coordinator holds it.",
-        lambda it: it.lease_age_seconds,
+        lambda scrape: scrape.lease_age_seconds,
     ),
     _service(
         "muster_disk_free_bytes",
         "Free on the disk of the data directory.",
-        lambda it: it.disk_free_bytes,
+        lambda scrape: scrape.disk_free_bytes,
     ),
-    _service("muster_disk_size_bytes", "Size of that disk.", lambda it: it.disk_size_bytes),
+    _service("muster_disk_size_bytes", "Size of that disk.", lambda scrape: scrape.disk_size_bytes),
     Metric(
         "muster_http_requests_total",
         "Responses by the template of the path and by status code.",
-        lambda it: (((path, str(code)), count) for (path, code), count in it.requests.items()),
+        lambda scrape: (
+            ((path, str(code)), count) for (path, code), count in scrape.requests.items()
+        ),
         ("route", "code"),
     ),
     Metric(
         "muster_jobs",
         "Jobs by status.",
-        lambda it: (((status,), count) for status, count in it.statuses.items()),
+        lambda scrape: (((status,), count) for status, count in scrape.statuses.items()),
         ("status",),
     ),
     _service(
         "muster_queue_jobs",
         "Jobs that wait for slots or for a coordinator.",
-        lambda it: it.statuses.get(JobStatus.QUEUED),
+        lambda scrape: scrape.statuses.get(JobStatus.QUEUED),
     ),
-    _service("muster_slots", "Ranks that fit on the known hosts at once.", lambda it: it.slots),
-    _service("muster_slots_taken", "Ranks that have a process there.", lambda it: it.slots_taken),
+    _service(
+        "muster_slots", "Ranks that fit on the known hosts at once.", lambda scrape: scrape.slots
+    ),
+    _service(
+        "muster_slots_taken", "Ranks that have a process there.", lambda scrape: scrape.slots_taken
+    ),
     _job(
         "muster_job_status",
         "1, with the present status as label.",
@@ -209,13 +219,12 @@ def read_scrape(state: AppState) -> Scrape:
         scrape = replace(scrape, disk_free_bytes=disk.free, disk_size_bytes=disk.total)
     with suppress(DatabaseError):
         jobs = state.jobs.lately_active(scrape.now - ENDED_SHOWN, ENDED_LIMIT)
-        ranks = state.history.ranks_by_job([job.job_id for job in jobs])
+        ranks = state.history.workers_by_job([job.job_id for job in jobs])
         nodes = state.submitter.cluster.nodes
         hosts = {node.name for node in nodes}
         open_jobs = [job.job_id for job in jobs if not job.is_terminal]
-        running = [
-            it for job_id in open_jobs for it in ranks[job_id] if it.state != ProcessState.EXITED
-        ]
+        of_jobs = (rank for job_id in open_jobs for rank in ranks[job_id])
+        running = [rank for rank in of_jobs if rank.state != ProcessState.EXITED]
         return replace(
             scrape,
             is_database_up=True,

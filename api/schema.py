@@ -14,13 +14,17 @@ from starlette.responses import Response
 from api.dependencies import PREFIX
 from api.errors import MEDIA_TYPE, InvalidRequest
 from database.errors import JobMissing, MemberMissing
-from muster.contracts import token, views
+from muster.contracts import token
 from muster.contracts.errors import CONTROLS, InvalidSpec
+from muster.contracts.job.field_types import SECONDS_LIMIT, NodeName
 from muster.contracts.job.problems import checked_job_id, field_errors, unknown_names
-from muster.contracts.job.spec import LIMITS, SECONDS_LIMIT, JobRequest, NodeName
+from muster.contracts.job.spec import LIMITS, JobRequest
 from muster.contracts.job.status import JobId
 from muster.contracts.token import NAME_PATTERN, NAME_WANTED, Scope
-from muster.contracts.views import FieldError
+from muster.contracts.views import history, job, service
+from muster.contracts.views.history import Fault
+from muster.contracts.views.service import FieldError, ProblemView
+from muster.contracts.views.view import View
 
 REASON_LIMIT: Final = 500
 """Characters of a reason: a sentence or two."""
@@ -49,9 +53,9 @@ class JobPatch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class JoinRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A machine of the cluster that asks to join a job."""
+    """A machine of the cluster file that asks to join a job."""
 
-    node: Annotated[NodeName, Meta(description="Its name in the service's cluster.yaml.")]
+    node: Annotated[NodeName, Meta(description="Its name in the service's cluster file.")]
     gpu_count: Annotated[int, Meta(ge=0, le=4096, description="GPUs that it offers.")] = 0
     backend: Annotated[Literal["cpu", "cuda"], Meta(description="What it computes on.")] = "cpu"
     epoch: Annotated[
@@ -79,7 +83,7 @@ class StopBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class FaultBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What is to happen to one rank, or to all ranks of a host and their agent."""
 
-    fault: Annotated[views.Fault, Meta(description="SIGKILL, SIGSTOP or SIGTERM.")] = "kill"
+    fault: Annotated[Fault, Meta(description="SIGKILL, SIGSTOP or SIGTERM.")] = "kill"
     rank: Annotated[int | None, Meta(description="Either this rank,")] = None
     host: Annotated[str | None, Meta(description="or this host, which can only be killed.")] = None
 
@@ -184,13 +188,13 @@ KnownWorkerId = Annotated[int, Depends(_worker_id)]
 
 
 def reply(
-    view: views.View, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
+    view: View, status: int = HTTPStatus.OK, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return the response with `view` as JSON."""
     return Response(msgspec.json.encode(view), status, headers, media_type=_JSON)
 
 
-def returns(kind: type[views.View], status: int = 200) -> Responses:
+def returns(kind: type[View], status: int = 200) -> Responses:
     """Describe the JSON response of a route for OpenAPI."""
     content = {_JSON: {"schema": {"$ref": _REF.format(name=kind.__name__)}}}
     return {status: {"description": "Successful Response", "content": content}}
@@ -204,7 +208,7 @@ def refusals(*statuses: int) -> Responses:
     }
 
 
-_PROBLEM: Final = {MEDIA_TYPE: {"schema": {"$ref": _REF.format(name=views.ProblemView.__name__)}}}
+_PROBLEM: Final = {MEDIA_TYPE: {"schema": {"$ref": _REF.format(name=ProblemView.__name__)}}}
 
 ANY: Final[Responses] = {
     "4XX": {"description": "Why the request was refused.", "content": _PROBLEM},
@@ -216,7 +220,7 @@ ANY: Final[Responses] = {
 def operation(
     summary: str,
     scope: Any,  # noqa: ANN401  FastAPI has no common type for Depends and Security
-    kind: type[views.View],
+    kind: type[View],
     *others: int,
     status: int = 200,
 ) -> dict[str, Any]:
@@ -241,10 +245,11 @@ def add_schemas(document: dict[str, Any]) -> None:
     """Add the schemas of all bodies to an OpenAPI document, and refer to them from requests."""
     kinds = [
         kind
-        for kind in vars(views).values()
+        for module in (history, job, service)
+        for kind in vars(module).values()
         if isinstance(kind, type)
-        and issubclass(kind, views.View)
-        and kind is not views.View
+        and issubclass(kind, View)
+        and kind is not View
         and not kind.__name__.startswith("_")
     ]
     _, schemas = msgspec.json.schema_components([*kinds, *_EXAMPLES], ref_template=_REF)

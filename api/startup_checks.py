@@ -158,7 +158,7 @@ def _described_stores(settings: ServiceSettings) -> Iterator[dict[str, str]]:
     store = S3Settings.read(os.environ)
     # By place, whether jobs write there.
     places = {settings.dataset_dir: False, settings.checkpoint_dir: True}
-    stored = {it: is_written for it, is_written in places.items() if isinstance(it, S3Location)}
+    stored = {place: writes for place, writes in places.items() if isinstance(place, S3Location)}
     if not stored and store.endpoint:
         stored[S3Location(store.bucket)] = True
     for where, is_written in stored.items():

@@ -69,7 +69,7 @@ class Feed(ABC, Generic[Entry]):
 
     @abstractmethod
     async def poll(self) -> float:
-        """Look once and publish what is new; return in how many seconds to look again.
+        """Read once and publish what is new; return in how many seconds to read again.
 
         Sets `is_over` when nothing will change any more.
         """

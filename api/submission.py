@@ -34,9 +34,10 @@ from muster.checkpoints.listing import (
 from muster.cluster.description import Cluster
 from muster.cluster.placement import RankRequest, place
 from muster.contracts.errors import InvalidDescription
+from muster.contracts.job.field_types import RESERVED_IDS
 from muster.contracts.job.problems import checked, checked_job_id
 from muster.contracts.job.secrets import Reference, plaintext_secrets
-from muster.contracts.job.spec import CLUSTER_FIELDS, RESERVED_IDS, JobRequest, JobSpec
+from muster.contracts.job.spec import CLUSTER_FIELDS, JobRequest, JobSpec
 from muster.contracts.job.status import JobId
 from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.settings.paths import DataDir, checkpoints_of_job
@@ -47,7 +48,7 @@ from muster.datasets.sources import open_source
 from muster.datasets.synthetic import synthetic
 from muster.host.code import copy_code
 from muster.host.programs import command_problem, path_with, with_interpreter
-from muster.job_defaults import Completed, complete
+from muster.job_defaults import ResolvedSpec, resolve
 from muster.objects.client import default_client
 from muster.objects.errors import ObjectStoreError, StoreUnavailable
 from muster.objects.probe import check_store
@@ -102,21 +103,21 @@ class Submitter:
                 # Resume where the earlier job saved: the default may have changed since.
                 spec = msgspec.structs.replace(spec, checkpoint_dir=earlier_dir)
         with refusing("dataset_dir"):
-            completed = complete(spec, self.settings, self.working_dir)
-        _check_hosts(job_id, completed.spec, self.cluster)
-        _refuse_missing_files(spec, completed, self.search_path)
-        stored = completed.spec
+            resolved = resolve(spec, self.settings, self.working_dir)
+        _check_hosts(job_id, resolved.spec, self.cluster)
+        _refuse_missing_files(spec, resolved, self.search_path)
+        stored = resolved.spec
         if spec.code == "snapshot":
-            stored = _snapshot(completed, self.cluster, copy)
+            stored = _snapshot(resolved, self.cluster, copy)
         with refusing("dataset_dir"):
             synthetic_dir = DataDir(self.settings.data_dir).synthetic_dataset
-            shards, remarks = _check_data(spec, completed, synthetic_dir)
+            shards, remarks = _check_data(spec, resolved, synthetic_dir)
         _refuse_missing_secrets(spec, DataDir(self.settings.data_dir).secrets)
         with refusing("checkpoint_dir"):
-            self._check_checkpoints(job_id, completed, earlier_dir)
+            self._check_checkpoints(job_id, resolved, earlier_dir)
         with refusing("resume_from"):
-            stored = replace(stored, resume_from=_resolved(completed))
-        remarks = [*_remarks(completed, self.cluster, self.settings.slots), *remarks]
+            stored = replace(stored, resume_from=_resume_point(resolved))
+        remarks = [*_remarks(resolved, self.cluster, self.settings.slots), *remarks]
         message = "; ".join(remarks) or None
         return Submission(job_id=job_id, spec=stored, message=message, shards=shards)
 
@@ -129,11 +130,11 @@ class Submitter:
         return checked_job_id(request.job_id)
 
     def _check_checkpoints(
-        self, job_id: JobId, completed: Completed, earlier_dir: str | None
+        self, job_id: JobId, resolved: ResolvedSpec, earlier_dir: str | None
     ) -> None:
         """Refuse checkpoints that the job would overwrite, and a resume that finds none."""
-        earlier = completed.spec.earlier.job if completed.spec.earlier else None
-        own = checkpoints_of_job(completed.checkpoint_dir, job_id)
+        earlier = resolved.spec.earlier.job if resolved.spec.earlier else None
+        own = checkpoints_of_job(resolved.checkpoint_dir, job_id)
         if earlier != job_id and holds_checkpoints(own):
             if self.checkpoint_dir_of(job_id) is not None:
                 raise JobExists(job_id)
@@ -144,19 +145,19 @@ class Submitter:
             )
         if earlier is None:
             return
-        source = checkpoints_of_job(completed.checkpoint_dir, earlier)
+        source = checkpoints_of_job(resolved.checkpoint_dir, earlier)
         if not holds_checkpoints(source):
             where = ""
             if earlier_dir is None:
                 where = f", and there is no job {earlier}: checkpoint_dir is the directory above it"
-            elif (saved_to := parse_location(earlier_dir)) != completed.checkpoint_dir:
+            elif (saved_to := parse_location(earlier_dir)) != resolved.checkpoint_dir:
                 saved = checkpoints_of_job(saved_to, earlier)
                 where = f"; job {earlier} saved to {saved}: leave out checkpoint_dir to use it"
             raise invalid_field("body", "resume_from", f"{source} holds no checkpoints{where}")
-        spec, slug = completed.spec, "checkpoints-of-another-mode"
+        spec, slug = resolved.spec, "checkpoints-of-another-mode"
         wanted = {"batch_size": spec.effective_batch_size, "seed": spec.seed}
         wanted["virtual_shards"] = spec.virtual_shards
-        wanted = {name: it for name, it in wanted.items() if name not in spec.left_to_script}
+        wanted = {name: value for name, value in wanted.items() if name not in spec.left_to_script}
         try:
             refuse_other_mode(source, spec.mode)
             slug = "checkpoints-of-another-schedule"
@@ -165,11 +166,11 @@ class Submitter:
             raise Conflict(slug, f"{error}.") from error
 
 
-def _resolved(completed: Completed) -> str | None:
+def _resume_point(resolved: ResolvedSpec) -> str | None:
     """Return the text of `resume_from` with a step in place of `best`; every rank has it."""
-    earlier = completed.spec.earlier
+    earlier = resolved.spec.earlier
     if earlier is not None and earlier.step is not None:
-        places = checkpoint_dirs(checkpoints_of_job(completed.checkpoint_dir, earlier.job))
+        places = checkpoint_dirs(checkpoints_of_job(resolved.checkpoint_dir, earlier.job))
         steps = [place.name_of(earlier.step).step for place in places]
         earlier = replace(earlier, step=steps[0])
     return None if earlier is None else str(earlier)
@@ -208,48 +209,48 @@ def _check_hosts(job_id: JobId, spec: JobSpec, cluster: Cluster) -> None:
     except InvalidDescription as error:
         raise invalid_field("body", "hosts", str(error)) from error
     anywhere = place(cluster, [RankRequest(job_id, spec)] * spec.world_size)
-    if missing := [it for it in anywhere if it.chosen is None]:
+    if missing := [placement for placement in anywhere if placement.chosen is None]:
         raise invalid_field(
             "body",
             "world_size",
-            f"only {spec.world_size - len(missing)} of {spec.world_size} ranks fit on the cluster "
-            f"while it is free ({missing[0]}): ask for fewer, or see muster plan",
+            f"only {spec.world_size - len(missing)} of {spec.world_size} ranks fit on the nodes "
+            f"of the cluster file if free ({missing[0]}): ask for fewer, or see muster plan",
         )
 
 
-def _refuse_missing_files(spec: JobSpec, completed: Completed, search_path: str | None) -> None:
+def _refuse_missing_files(spec: JobSpec, resolved: ResolvedSpec, search_path: str | None) -> None:
     with refusing("working_dir"):
-        if not completed.working_dir.is_dir():
-            message = f"{completed.working_dir} is not a directory"
+        if not resolved.working_dir.is_dir():
+            message = f"{resolved.working_dir} is not a directory"
             raise invalid_field("body", "working_dir", message)
-    python = None if spec.engine == "kubernetes" else completed.spec.python  # an image has its own
+    python = None if spec.engine == "kubernetes" else resolved.spec.python  # an image has its own
     if python is not None and not (os.path.isfile(python) and os.access(python, os.X_OK)):  # noqa: PTH113
         raise invalid_field("body", "python", f"{python} is not an executable file")
     if spec.checkpoint_dir is not None or spec.command is None:
         with refusing("checkpoint_dir"):
-            if isinstance(completed.checkpoint_dir, Path):
-                _refuse_unwritable(completed.checkpoint_dir)
+            if isinstance(resolved.checkpoint_dir, Path):
+                _refuse_unwritable(resolved.checkpoint_dir)
             else:
-                check_store(default_client(), completed.checkpoint_dir)
+                check_store(default_client(), resolved.checkpoint_dir)
     file, _, _ = (spec.program or "").rpartition(":")
     if file.endswith(".py"):  # a rank finds modules by its own path
         with refusing("program"):
-            if not (completed.working_dir / file).is_file():
-                message = f"{completed.working_dir / file} is not a file"
+            if not (resolved.working_dir / file).is_file():
+                message = f"{resolved.working_dir / file} is not a file"
                 raise invalid_field("body", "program", message)
     if spec.command is not None:
         # A file that comes later is too late: the job may start at once.
         places = path_with(python, spec.env.get("PATH", search_path))
         argv = with_interpreter(spec.command, python, spec.env)  # as an agent does
-        if problem := command_problem(argv, completed.working_dir, places):
+        if problem := command_problem(argv, resolved.working_dir, places):
             raise invalid_field("body", "command", problem)
 
 
-def _snapshot(completed: Completed, cluster: Cluster, copy: Path | None) -> JobSpec:
+def _snapshot(resolved: ResolvedSpec, cluster: Cluster, copy: Path | None) -> JobSpec:
     """Copy the code of a job and return the job with its script there, or refuse it."""
-    spec, script, command = completed.spec, completed.script, list(completed.spec.command or ())
-    allowed = spec.hosts or [it.name for it in cluster.nodes]
-    others = (it for it in cluster.nodes if it.transport != "local" and it.name in allowed)
+    spec, script, command = resolved.spec, resolved.script, list(resolved.spec.command or ())
+    allowed = spec.hosts or [node.name for node in cluster.nodes]
+    others = (node for node in cluster.nodes if node.transport != "local" and node.name in allowed)
     if spec.engine != "local" and (spec.scheduled_hosts or any(others)):
         words = "ranks may run on other hosts, which do not have the snapshot: leave it out"
         raise invalid_field("body", "code", words)
@@ -273,14 +274,14 @@ def _snapshot(completed: Completed, cluster: Cluster, copy: Path | None) -> JobS
 
 
 def _check_data(
-    spec: JobSpec, completed: Completed, synthetic_dir: Path
+    spec: JobSpec, resolved: ResolvedSpec, synthetic_dir: Path
 ) -> tuple[int | None, list[str]]:
     """Return the number of shards of a job's data set, and what the user should know of them.
 
     It is None for a command, which reads what it needs itself. Raises `DatasetError` for a data set
     with which the job would fail.
     """
-    location = completed.dataset_dir
+    location = resolved.dataset_dir
     is_missing = isinstance(location, Path) and not location.is_dir()
     if spec.command is not None:
         if spec.dataset_dir is not None and is_missing:
@@ -288,13 +289,14 @@ def _check_data(
         return None, []
     if location == synthetic_dir and is_missing:
         return synthetic().facts.shards, []  # the coordinator writes it when the job starts
-    source = completed.source or open_source(location)
+    source = resolved.source or open_source(location)
     return len(source.shards), [*source.remarks()] if isinstance(source, LocalSource) else []
 
 
 def _refuse_unwritable(checkpoint_dir: Path) -> None:
     """Refuse a directory that a rank cannot make, or in which it cannot save."""
-    place = next(it for it in (checkpoint_dir, *checkpoint_dir.parents) if os.path.lexists(it))
+    places = checkpoint_dir, *checkpoint_dir.parents
+    place = next(place for place in places if os.path.lexists(place))
     try:
         TemporaryFile(dir=place).close()  # os.access() says yes to root, even in /proc
     except OSError as error:
@@ -318,11 +320,11 @@ def _refuse_missing_secrets(spec: JobSpec, directory: Path) -> None:
             )
 
 
-def _remarks(completed: Completed, cluster: Cluster, slots: int) -> Iterator[str]:
+def _remarks(resolved: ResolvedSpec, cluster: Cluster, slots: int) -> Iterator[str]:
     """Yield what the user should know. It stays the message of the job, also while it runs."""
-    spec = completed.spec
-    if completed.note:
-        yield completed.note
+    spec = resolved.spec
+    if resolved.note:
+        yield resolved.note
     if spec.world_size > slots and not (cluster.is_described or spec.scheduled_hosts):
         wanted = f"{spec.world_size} ranks are more than the {slots} slots there are (MUSTER_SLOTS)"
         yield f"{wanted}: all of them start together, when no other job runs"

@@ -14,40 +14,39 @@ from typing import Any, Final
 import msgspec
 
 from api.access.auth import Caller
-from database.records import AgentRecord, Audit, Job, MemberRecord, RankRecord
+from database.records import AgentRecord, Audit, Job, MemberRecord, RankRecord, WorkerRecord
 from muster.contracts.agent import LOCAL_HOST, is_node_id
+from muster.contracts.job.field_types import BitsPromised
 from muster.contracts.job.retry import RetryClass
-from muster.contracts.job.spec import BitsPromised, JobSpec
+from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import OPEN, JobStatus
 from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
 from muster.contracts.series import Point, are_live, compact
 from muster.contracts.token import Scope, Token
-from muster.contracts.views import (
-    AgentView,
+from muster.contracts.views.history import (
     AuditView,
     CheckpointView,
     EpochView,
-    JobView,
-    MemberList,
-    MemberView,
     SeriesColumns,
     SeriesList,
     SeriesView,
+)
+from muster.contracts.views.job import (
+    FINISHED,
+    WAITING,
+    AgentView,
+    JobView,
+    MemberList,
+    MemberView,
     SummaryView,
-    TokenView,
-    View,
     WorkerView,
 )
+from muster.contracts.views.service import TokenView
+from muster.contracts.views.view import View
 
 HIDDEN: Final = "…"
 """Replaces a value that this caller may not see."""
-
-WAITING: Final = "waiting"
-"""The state of a rank before its first process."""
-
-FINISHED: Final = "finished"
-"""The state of a rank that has nothing left to do."""
 
 ETA_LIMIT_SECONDS: Final = 365 * 24 * 3600.0
 
@@ -90,7 +89,7 @@ def _same(view: type[View], row: object, but: Collection[str] = ()) -> dict[str,
     return {name: getattr(row, name) for name in names}
 
 
-def summary(job: Job, started: Sequence[RankRecord], now: datetime) -> SummaryView:
+def summary(job: Job, started: Sequence[WorkerRecord], now: datetime) -> SummaryView:
     """Return the progress of `job`; ranks missing in `started` are waiting."""
     workers = every_rank(started, job.world_size)
     counted = workers if job.spec.mode == "independent" else [_furthest(workers)]
@@ -111,11 +110,11 @@ def summary(job: Job, started: Sequence[RankRecord], now: datetime) -> SummaryVi
         last_checkpoint_step=max((step for step in steps if step is not None), default=None),
         restarts=sum(worker.restarts for worker in workers),
         endings={kind.value: endings[kind.value] for kind in RetryClass},
-        workers=[_worker_view(worker, now) for worker in workers],
+        workers=[_worker_view(job.spec, worker, now) for worker in workers],
     )
 
 
-def every_rank(started: Sequence[RankRecord], world_size: int) -> list[RankRecord]:
+def every_rank(started: Sequence[WorkerRecord], world_size: int) -> list[WorkerRecord]:
     """Return one worker per rank, in order, with a waiting one for each that never started.
 
     After scaling down, the numbers of the ranks may have gaps.
@@ -123,7 +122,7 @@ def every_rank(started: Sequence[RankRecord], world_size: int) -> list[RankRecor
     known = {worker.rank: worker for worker in started if worker.in_service}
     vacant = (rank for rank in count() if rank not in known)
     for rank in islice(vacant, max(0, world_size - len(known))):
-        known[rank] = RankRecord(rank=rank, attempt=-1, state=WAITING, process=None)
+        known[rank] = WorkerRecord(rank=rank, attempt=-1, state=WAITING, process=None)
     return [worker for _, worker in sorted(known.items())][:world_size]
 
 
@@ -139,25 +138,38 @@ def _furthest(workers: Sequence[RankRecord]) -> RankRecord:
     return max(workers, key=lambda worker: (worker.state in _ALIVE, worker.progress.step))
 
 
-def _worker_view(worker: RankRecord, now: datetime) -> WorkerView:
+def _worker_view(spec: JobSpec, worker: WorkerRecord, now: datetime) -> WorkerView:
     return WorkerView(
         **_same(WorkerView, worker)
         | _same(WorkerView, worker.progress)
-        | _process(worker)
-        | {
-            "state": _state(worker),
-            "throughput_steps_per_sec": throughput(worker),
-            "last_heartbeat_age_seconds": _age_seconds(worker.last_heartbeat_at, now),
-        }
+        | _place(spec, worker)
+        | _process(worker, now)
+        | {"throughput_steps_per_sec": throughput(worker)}
     )
 
 
-def _process(worker: RankRecord | None) -> dict[str, Any]:
-    process = worker.process if worker else None
-    if worker is None or process is None:
-        return {"pid": None, "node": None}
-    node = process.node if is_node_id(worker.host) else worker.host  # the machine's name says more
-    return {"pid": process.pid, "node": node}
+def _place(spec: JobSpec, worker: WorkerRecord) -> dict[str, Any]:
+    """Return what a view says of a rank's worker in the pool."""
+    if spec.mode == "independent":
+        return {"worker_id": str(worker.rank), "state": _state(worker)}
+    member = worker.member
+    return {
+        "worker_id": str(member.worker_id) if member else None,
+        "state": member.state if member else None,
+    }
+
+
+def _process(worker: RankRecord, now: datetime) -> dict[str, Any]:
+    """Return what a view says of a rank's process."""
+    process, host = worker.process, worker.host
+    return {
+        "attempt": None if worker.attempt < 0 else worker.attempt,
+        "process": _state(worker),
+        "pid": process.pid if process else None,
+        # The machine's name says more than its id.
+        "node": process and (process.node if is_node_id(host) else host),
+        "last_heartbeat_age_seconds": _age_seconds(worker.last_heartbeat_at, now),
+    }
 
 
 def host_shown(host: str, node: str) -> str:
@@ -219,32 +231,23 @@ def _age_seconds(moment: datetime | None, now: datetime) -> float | None:
 def member_list(
     job: Job,
     members: Sequence[MemberRecord],
-    leaving: Collection[int],
-    started: Sequence[RankRecord],
+    started: Sequence[WorkerRecord],
     agents: Sequence[AgentRecord],
     node: str,
     now: datetime,
 ) -> MemberList:
     """Return every present and former worker of the pool; of an independent job, its ranks.
 
-    `leaving` has the ids of workers that were asked to leave; `node` is the id of our own host.
+    `node` is the id of our own host.
     """
     if job.spec.mode == "independent":
         ranks = every_rank(started, job.world_size)
         workers = [_rank_view(job.spec, worker, now) for worker in ranks]
-        active, is_changing = sum(it.pid is not None for it in workers), False
+        active, is_changing = sum(worker.pid is not None for worker in workers), False
     else:
         attempts = {(worker.rank, worker.attempt): worker for worker in started}
-        workers = [
-            _member_view(
-                one,
-                attempts.get((one.rank, one.attempt)),
-                now,
-                is_leaving=one.worker_id in leaving,
-            )
-            for one in members
-        ]
-        states = Counter(it.state for it in workers)
+        workers = [_member_view(one, attempts.get((one.rank, one.attempt)), now) for one in members]
+        states = Counter(worker.state for worker in workers)
         active = states[WorkerState.ACTIVE]
         is_moving = bool(states[WorkerState.SYNCING] or states[WorkerState.DRAINING])
         is_changing = job.status in _HAS_POOL and (is_moving or active != job.world_size)
@@ -253,40 +256,31 @@ def member_list(
         world_size=job.world_size,
         active=active,
         is_changing=is_changing,
-        agents=[AgentView(host=host_shown(it.host, node), state=it.state) for it in agents],
+        agents=[
+            AgentView(host=host_shown(agent.host, node), state=agent.state) for agent in agents
+        ],
         workers=workers,
     )
 
 
-def _member_view(
-    member: MemberRecord, worker: RankRecord | None, now: datetime, *, is_leaving: bool
-) -> MemberView:
+def _member_view(member: MemberRecord, worker: RankRecord | None, now: datetime) -> MemberView:
     # The row of a member changes when it moves; that of its process, with every few heartbeats.
-    heartbeat_at = worker.last_heartbeat_at if worker else member.last_heartbeat_at
-    is_draining = is_leaving and member.state == WorkerState.ACTIVE
-    return MemberView(
-        **_same(MemberView, member)
-        | {
-            "worker_id": str(member.worker_id),
-            "state": WorkerState.DRAINING if is_draining else member.state,
-            "pid": _process(worker)["pid"],
-            "last_heartbeat_age_seconds": _age_seconds(heartbeat_at, now),
-            "step": worker.progress.step if worker else None,
-        }
-    )
+    own = _process(worker, now) if worker else {"process": None, "pid": None}
+    age = {"last_heartbeat_age_seconds": _age_seconds(member.last_heartbeat_at, now)}
+    step = worker.progress.step if worker else None
+    named = _same(MemberView, member) | {"worker_id": str(member.worker_id), "step": step}
+    return MemberView(**age | own | named)
 
 
-def _rank_view(spec: JobSpec, worker: RankRecord, now: datetime) -> MemberView:
+def _rank_view(spec: JobSpec, worker: WorkerRecord, now: datetime) -> MemberView:
     return MemberView(
-        worker_id=worker.worker_id,
         rank=worker.rank,
-        state=_state(worker),
-        **_process(worker),
+        **_place(spec, worker),
+        **_process(worker, now),
         gpu_count=spec.gpu_count,
         backend=spec.device_type,
         joined_at=None,
         joined_step=None,
-        last_heartbeat_age_seconds=_age_seconds(worker.last_heartbeat_at, now),
         step=worker.progress.step,
     )
 

@@ -19,13 +19,13 @@ from sse_starlette import ServerSentEvent
 
 from api.streams import Feed
 from database.errors import DatabaseUnavailable
-from muster.contracts.views import EventView
+from muster.contracts.views.history import EventView
 
 POLL_SECONDS: Final = 0.05
-"""Between two looks whether anything was committed, which take microseconds."""
+"""Between two checks whether anything was committed, which take microseconds."""
 
 BLIND_SECONDS: Final = 0.25
-"""Between two looks at the rows where commits are not noticed."""
+"""Between two reads of the rows where commits are not noticed."""
 
 BACKLOG: Final = 256
 """Messages that a client may be behind."""
@@ -45,15 +45,15 @@ class Found:
 
 @dataclass(eq=False, kw_only=True)
 class WatchFeed(Feed[bytes]):
-    """Looks at a job or at the list of jobs, and encodes what differs."""
+    """Reads a job or the list of jobs, and encodes what differs."""
 
-    look: Callable[[int], Found | None]
+    read: Callable[[int], Found | None]
     """Returns what is there, with the events after an id; None if it is gone. Runs in a thread."""
     changes: Callable[[], int | None]
     found: Found | None = field(default=None, init=False)
     last_event: int = field(default=0, init=False)
     _seen: int | None = field(default=None, init=False)
-    _looked_at: float = field(default=-inf, init=False)
+    _read_at: float = field(default=-inf, init=False)
 
     def __post_init__(self) -> None:
         self.kept = deque(maxlen=BACKLOG)
@@ -62,11 +62,11 @@ class WatchFeed(Feed[bytes]):
         began = monotonic()
         with suppress(DatabaseUnavailable):
             changes = self.changes()
-            is_blind = changes is None and began - self._looked_at >= BLIND_SECONDS
+            is_blind = changes is None and began - self._read_at >= BLIND_SECONDS
             if changes != self._seen or is_blind:
-                self._take(await run_sync(self.look, self.last_event))
-                self._seen, self._looked_at = changes, monotonic()
-        # A look at thousands of ranks takes long: not more than a fifth of a core.
+                self._take(await run_sync(self.read, self.last_event))
+                self._seen, self._read_at = changes, monotonic()
+        # Thousands of ranks take long to read: not more than a fifth of a core.
         return max(POLL_SECONDS, 4 * (monotonic() - began))
 
     def _take(self, found: Found | None) -> None:
@@ -94,7 +94,9 @@ def delta(before: State, after: State) -> State:
         old = before.get(name)
         if isinstance(value, dict) and isinstance(old, dict) and name in {"workers", "jobs"}:
             items = {
-                key: {it: item[it] for it in item if item[it] != old.get(key, {}).get(it)}
+                key: {
+                    field: new for field, new in item.items() if new != old.get(key, {}).get(field)
+                }
                 for key, item in value.items()
                 if item != old.get(key)
             }

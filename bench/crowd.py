@@ -58,7 +58,7 @@ RANKS = 8
 SECONDS = 30.0
 SETTLING_SECONDS = 5.0
 BEAT_SECONDS = 1.0
-GENERATION = 1
+AGENT_NUMBER = 1
 TOKEN = "of all agents here"  # noqa: S105  no secret: the installation is temporary
 
 Agent = tuple[JobUid, str, int]
@@ -150,7 +150,7 @@ def write_jobs(
             agents=[
                 AgentRecord(
                     host=host,
-                    generation=GENERATION,
+                    agent_number=AGENT_NUMBER,
                     process=process,
                     token_sha256=sha256_of(TOKEN),
                 )
@@ -252,7 +252,7 @@ async def beat(writer: asyncio.StreamWriter, first: int) -> None:
 def introduction(agent: Agent, process: ProcessRecord) -> list[AgentMessage]:
     uid, host, first = agent
     ranks = range(first, first + RANKS)
-    hello = AgentHello(job_uid=uid, host=host, generation=GENERATION, token=TOKEN)
+    hello = AgentHello(job_uid=uid, host=host, agent_number=AGENT_NUMBER, token=TOKEN)
     spawned = [
         RankSpawned(
             rank=rank,

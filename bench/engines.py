@@ -249,9 +249,9 @@ class Bench:
         last = self.installation.machines[2]
         job_id = self.installation.submit(**ENDLESS, **ENGINES[engine])
         self.installation.wait_until(job_id, trains(20))
-        marked = self.installation.marked(last)
+        tags = self.installation.process_tags(last)
         began = time.time()
-        os.kill(next(pid for pid, tag in marked.items() if tag[:1].isdigit()), signal.SIGKILL)
+        os.kill(next(pid for pid, tag in tags.items() if tag[:1].isdigit()), signal.SIGKILL)
         yield f"{engine}: rank killed -> next step", self._next_step(job_id, began)
         self.installation.wait_until(job_id, lambda it: is_running(it) and it["restarts"] == 1)
         began = time.time()
@@ -332,7 +332,7 @@ def _gang_of(directory: Path, known: Collection[str]) -> dict[str, float]:
 def _all_train_after(step: int) -> Callable[[Seen], bool]:
     return lambda seen: (
         trains(step + 1)(seen)
-        and all(worker["state"] == "live" and worker["step"] > step for worker in seen["workers"])
+        and all(worker["process"] == "live" and worker["step"] > step for worker in seen["workers"])
     )
 
 

@@ -152,7 +152,7 @@ def at(text: str) -> datetime:
 
 
 def living(workers: Sequence[dict]) -> list[int]:
-    return [it["pid"] for it in workers if it["pid"] is not None and it["state"] == "live"]
+    return [it["pid"] for it in workers if it["pid"] is not None and it["process"] == "live"]
 
 
 def kill_one(pids: Sequence[int], draw: random.Random) -> bool:

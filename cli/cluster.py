@@ -1,10 +1,10 @@
-"""``muster cluster`` and ``muster plan``: a cluster's description, and where ranks would go."""
+"""``muster cluster`` and ``muster plan``: the cluster file, and where ranks would go."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +17,7 @@ from cli.connection import connected
 from cli.errors import ExitCode, WrongState
 from cli.jobs.submit import JobDescription, read_job_file, refuse
 from cli.output import (
+    Cell,
     Group,
     Output,
     ShellPath,
@@ -33,18 +34,19 @@ from muster.cluster.description import Cluster
 from muster.cluster.placement import Placement, RankRequest, place
 from muster.cluster.reading import read_cluster
 from muster.cluster.speed import GpuCost, is_gpu_worth
+from muster.contracts.agent import AgentState
 from muster.contracts.errors import MusterError
 from muster.contracts.job.engine import SCHEDULERS
 from muster.contracts.job.problems import checked, field_errors
 from muster.contracts.job.spec import JobRequest, JobSpec
 from muster.contracts.settings.services import CLUSTER
-from muster.contracts.views import EngineSweep, EngineView, HostView
+from muster.contracts.views.service import EngineSweep, EngineView, HostView
 
 if TYPE_CHECKING:
     from muster import Client
 
 SWEEP_SECONDS: Final = 120.0  # a scheduler has half of that to answer
-LOOK_SECONDS: Final = 0.2
+POLL_SECONDS: Final = 0.2
 UNKNOWN_UID: Final = "unknown: no job here has this uid; it may be of another installation"
 
 _file = ShellPath(path_type=Path)
@@ -52,14 +54,14 @@ _file = ShellPath(path_type=Path)
 
 @click.group(cls=Group)
 def cluster() -> None:
-    """Check the description of a cluster."""
+    """Check a cluster file."""
 
 
 @cluster.command()
-@click.argument("file", type=_file, metavar="FILE", help="A cluster.yaml; see docs/cluster.md.")
+@click.argument("file", type=_file, metavar="FILE", help="A cluster file; see docs/cluster.md.")
 @output_option
 def check(*, file: Path, output: Output) -> None:
-    """Check a description and show its nodes.
+    """Check a cluster file and show its nodes.
 
     While `muster up` runs, the lines that `muster hosts` has below its table follow.
 
@@ -69,7 +71,7 @@ def check(*, file: Path, output: Output) -> None:
     names = {node.name for node in found.nodes}
     if find_own_services() is not None:
         with suppress(MusterError), connected() as client:  # the file can be checked without them
-            problems = [*_problems(it for it in client.hosts().hosts if it.host in names)]
+            problems = [*_problems(host for host in client.hosts().hosts if host.host in names)]
     body = msgspec.to_builtins(found) | {"capacity": found.capacity}
     lines = [*str(found).splitlines(), *problems]
     show(output, body | {"problems": problems}, lines, (node.name for node in found.nodes))
@@ -87,28 +89,44 @@ def engines(ctx: click.Context, *, output: Output) -> None:
         return
     with connected() as client:
         found = client.engines()
-    now = datetime.now(UTC)
     rows = [
-        (
-            it.engine,
-            _readiness(it),
-            f"{duration((now - it.seen_at).total_seconds())} ago" if it.seen_at else "-",
-            ", ".join(f"{count} {state}" for state, count in it.agents.items()) or "-",
-        )
-        for it in found.engines
+        (engine.engine, _readiness(engine), _ago(engine.seen_at), _counts(engine.agents))
+        for engine in found.engines
     ]
-    problems = [f"{it.engine}: {it.problem}" for it in found.engines if it.problem]
-    for it in found.engines:
-        if it.sweep is not None and it.sweep.leftovers:
-            count = plural(len(it.sweep.leftovers), "job")
-            problems.append(f"{it.engine} has {count} of no job here: muster engines sweep")
-    body, names = msgspec.to_builtins(found), (it.engine for it in found.engines)
+    problems = [f"{engine.engine}: {engine.problem}" for engine in found.engines if engine.problem]
+    for engine in found.engines:
+        if engine.sweep is not None and engine.sweep.leftovers:
+            count = plural(len(engine.sweep.leftovers), "job")
+            problems.append(f"{engine.engine} has {count} of no job here: muster engines sweep")
+    body, names = msgspec.to_builtins(found), (engine.engine for engine in found.engines)
     show(output, body, [*table(("ENGINE", "READY", "SEEN", "AGENTS"), rows), *problems], names)
 
 
-def _shares(host: HostView) -> str:
+def _ago(seen_at: datetime | None) -> str | None:
+    return f"{duration((datetime.now(UTC) - seen_at).total_seconds())} ago" if seen_at else None
+
+
+def _counts(agents: Mapping[AgentState, int]) -> str | None:
+    return ", ".join(f"{count} {state}" for state, count in agents.items()) or None
+
+
+def _shares(host: HostView) -> str | None:
     is_known = host.facts is not None and host.transport != "local"
-    return "-" if not is_known else "yes" if host.shared_dir else "no"
+    return None if not is_known else "yes" if host.shared_dir else "no"
+
+
+_HOST_CELLS: Final[Mapping[str, Callable[[HostView], Cell]]] = {
+    "HOST": lambda host: host.host,
+    "ADDRESS": lambda host: host.address,
+    "SLOTS": lambda host: f"{host.slots_in_use}/{host.slots or 'auto'}",
+    "GPUS": lambda host: host.gpu_count,
+    "MUSTER": lambda host: host.facts.version if host.facts else None,
+    "PROCESSOR": lambda host: host.facts.processor if host.facts else None,
+    "SEEN": lambda host: _ago(host.seen_at) or "never",
+    "SHARES": _shares,
+    "AGENTS": lambda host: _counts(host.agents),
+    "JOBS": lambda host: ", ".join(host.jobs) or None,
+}
 
 
 def _readiness(engine: EngineView) -> str:
@@ -135,24 +153,24 @@ def sweep(*, engine: str | None, yes: bool, output: Output) -> None:
     answer, or did not cancel all.
     """
     with connected() as client:
-        known = [it.engine for it in client.engines().engines if it.is_allowed]
-        asked = [engine] if engine else [it for it in known if it in SCHEDULERS]
+        known = [view.engine for view in client.engines().engines if view.is_allowed]
+        asked = [engine] if engine else [name for name in known if name in SCHEDULERS]
         if not asked:
             raise WrongState("the services use no scheduler: add one to their MUSTER_ENGINES")
-        listed = {it: _sweep(client, it) for it in asked}
-        found = [(name, it) for name, of in listed.items() for it in of.leftovers]
-        rows = [(name, it.name, it.job_id or "unknown", it.state) for name, it in found]
+        listed = {name: _sweep(client, name) for name in asked}
+        found = [(name, job) for name, of in listed.items() for job in of.leftovers]
+        rows = [(name, job.name, job.job_id or "unknown", job.state) for name, job in found]
         lines = [*table(("ENGINE", "NAME", "JOB", "STATE"), rows)]
-        lines += [UNKNOWN_UID] * any(it.job_id is None for _, it in found)
+        lines += [UNKNOWN_UID] * any(job.job_id is None for _, job in found)
         lines = lines if found else [f"nothing is left on {' and '.join(asked)}"]
-        show(output, msgspec.to_builtins(listed), lines, (it.name for _, it in found))
+        show(output, msgspec.to_builtins(listed), lines, (job.name for _, job in found))
         is_asked = not yes and output is Output.TABLE and sys.stdin.isatty()
         if not found or not (yes or (is_asked and click.confirm("Cancel them?", err=True))):
             return
         for name, of in listed.items():
-            names = {it.name for it in of.leftovers}
+            names = {job.name for job in of.leftovers}
             after = _sweep(client, name, names).leftovers if names else []
-            if left := names.intersection(it.name for it in after):
+            if left := names.intersection(job.name for job in after):
                 raise MusterError(f"{name} did not cancel {', '.join(sorted(left))}: try again")
     say(f"cancelled: {plural(len(found), 'job')}")
 
@@ -164,12 +182,12 @@ def _sweep(client: Client, engine: str, cancel: Collection[str] = ()) -> EngineS
     until = time.monotonic() + SWEEP_SECONDS
     with notice_if_slow(f"waiting for the answer of {engine} …"):
         while time.monotonic() < until:
-            (seen,) = (it for it in client.engines().engines if it.engine == engine)
+            (seen,) = (view for view in client.engines().engines if view.engine == engine)
             if seen.sweep is not None and seen.sweep.number >= number:
                 if seen.problem is not None:
                     raise MusterError(f"{engine} does not answer: {seen.problem}")
                 return seen.sweep
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     raise MusterError(f"{engine} was not asked for {SWEEP_SECONDS:g} s: see muster status")
 
 
@@ -179,45 +197,19 @@ def hosts(*, output: Output) -> None:
     """Show the hosts on which ranks may run, and what runs there."""
     with connected() as client:
         found = client.hosts()
-    now = datetime.now(UTC)
-    header = (
-        "HOST",
-        "ADDRESS",
-        "SLOTS",
-        "GPUS",
-        "MUSTER",
-        "PROCESSOR",
-        "SEEN",
-        "SHARES",
-        "AGENTS",
-        "JOBS",
-    )
-    rows = [
-        (
-            it.host,
-            it.address,
-            f"{it.slots_in_use}/{it.slots or 'auto'}",
-            it.gpu_count,
-            it.facts.version if it.facts else "-",
-            it.facts.processor if it.facts else "-",
-            f"{duration((now - it.seen_at).total_seconds())} ago" if it.seen_at else "never",
-            _shares(it),
-            ", ".join(f"{count} {state}" for state, count in it.agents.items()) or "-",
-            ", ".join(it.jobs) or "-",
-        )
-        for it in found.hosts
-    ]
-    names, problems = (it.host for it in found.hosts), _problems(found.hosts)
-    show(output, msgspec.to_builtins(found), [*table(header, rows), *problems], names)
+    rows = [[cell(host) for cell in _HOST_CELLS.values()] for host in found.hosts]
+    names, problems = (host.host for host in found.hosts), _problems(found.hosts)
+    show(output, msgspec.to_builtins(found), [*table([*_HOST_CELLS], rows), *problems], names)
 
 
 def _problems(found: Iterable[HostView]) -> Iterator[str]:
     """Yield why hosts cannot be used, and what a person should correct there."""
-    for it in found:
-        if it.problem:
-            yield it.problem if it.problem.startswith(f"{it.host} ") else f"{it.host}: {it.problem}"
-        if it.facts is not None:
-            yield from (f"{it.host}: {warning}" for warning in it.facts.warnings())
+    for host in found:
+        if host.problem:
+            is_named = host.problem.startswith(f"{host.host} ")
+            yield host.problem if is_named else f"{host.host}: {host.problem}"
+        if host.facts is not None:
+            yield from (f"{host.host}: {warning}" for warning in host.facts.warnings())
 
 
 @click.command()
@@ -228,7 +220,7 @@ def _problems(found: Iterable[HostView]) -> Iterator[str]:
     type=_file,
     envvar=CLUSTER,
     required=True,
-    help="The cluster.yaml. Default: MUSTER_CLUSTER.",
+    help="The cluster file. Default: MUSTER_CLUSTER.",
 )
 @click.option("--transfer-mb", type=click.FloatRange(0), help="MB a step moves to the GPU.")
 @click.option("--compute-mflop", type=click.FloatRange(0), help="MFLOP a step computes.")
@@ -283,7 +275,7 @@ def _lines(placements: list[Placement]) -> Iterator[str]:
         chosen = placement.chosen
         gpus = f" ({', '.join(chosen.gpus)})" if chosen and chosen.gpus else ""
         yield f"rank {rank}: {chosen.node}{gpus}" if chosen else f"rank {rank}: does not fit"
-        width = max(len(it.node) for it in placement.verdicts)
-        for it in placement.verdicts:
-            score = "no" if it.score is None else f"{it.score:.4g}"
-            yield f"  {it.node:<{width}}  {score:<8}  {it.reason}"
+        width = max(len(verdict.node) for verdict in placement.verdicts)
+        for verdict in placement.verdicts:
+            score = "no" if verdict.score is None else f"{verdict.score:.4g}"
+            yield f"  {verdict.node:<{width}}  {score:<8}  {verdict.reason}"

@@ -72,11 +72,11 @@ def settings() -> Mapping[str, Setting]:
     import msgspec  # noqa: PLC0415
 
     from muster.contracts.settings import services as declared  # noqa: PLC0415
-    from muster.contracts.settings.environ import bare_type, variables_of  # noqa: PLC0415
+    from muster.contracts.settings.variables import bare_type, variables_of  # noqa: PLC0415
 
     found = {}
     for kind in (declared.ServiceSettings, declared.AccessSettings, declared.S3Settings):
-        defaults = {it.name: it.default for it in msgspec.structs.fields(kind)}
+        defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
         for field, (variable, hint) in variables_of(kind).items():
             text = _text(defaults[field])
             default = _COMPUTED_DEFAULTS.get(variable.name) or (f"`{text}`" if text else "none")
@@ -226,7 +226,7 @@ def show_settings(*, origin: bool, output: Output) -> None:
         for name, value in setting_values(os.environ).items()
     ]
     shown = ("name", "origin", "value") if origin else ("name", "value")
-    lines = table(shown, ([row[it] for it in shown] for row in body))
+    lines = table(shown, ([row[name] for name in shown] for row in body))
     show(output, body, lines, settings())
     for name in os.environ:
         is_unknown = name.startswith("MUSTER_") and name not in settings()

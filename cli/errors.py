@@ -75,17 +75,13 @@ def exit_code_of(error: Exception) -> ExitCode:
     invalid_setting = (InvalidEnvironment, of_client.NoCertificates, UnusableDirectory)
     misuse = (Misuse, UnicodeError, PermissionError)
     wrong_path = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
+    unreachable = (of_client.Unreachable, of_client.CertificateRejected, of_client.NotMuster)
+    missing = (of_client.NotFound, of_client.Replaced, CheckpointMissing, SecretUnavailable)
     groups = (
         (ExitCode.USAGE, (*invalid_input, *invalid_setting, *wrong_path, *misuse)),
-        (
-            ExitCode.UNREACHABLE,
-            (of_client.Unreachable, of_client.CertificateRejected, of_client.NotMuster),
-        ),
+        (ExitCode.UNREACHABLE, unreachable),
         (ExitCode.NOT_ALLOWED, (of_client.NotAllowed,)),
-        (
-            ExitCode.NOT_FOUND,
-            (of_client.NotFound, of_client.Replaced, CheckpointMissing, SecretUnavailable),
-        ),
+        (ExitCode.NOT_FOUND, missing),
         (ExitCode.CONFLICT, (of_client.Conflict, JobDiffers, WrongState)),
         (ExitCode.TIMED_OUT, (of_client.WaitTimedOut,)),
     )

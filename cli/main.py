@@ -35,7 +35,7 @@ HEADINGS: Final = {
             "cli.services.status:open_page", "Print the address of the web page, and open it."
         ),
         "doctor": Entry("cli.checks.doctor:doctor", "Check this installation and suggest repairs."),
-        "cluster": Entry("cli.cluster:cluster", "Check the description of a cluster."),
+        "cluster": Entry("cli.cluster:cluster", "Check a cluster file."),
         "engines": Entry("cli.cluster:engines", "Show what may start ranks, and what is missing."),
         "hosts": Entry(
             "cli.cluster:hosts", "Show the hosts on which ranks may run, and what runs there."
@@ -148,15 +148,13 @@ class LazyGroup(click.Group):
         width = max(map(len, COMMANDS))
         for heading, entries in HEADINGS.items():
             with formatter.section(heading):
-                formatter.write_dl([(f"{name:<{width}}", it.help) for name, it in entries.items()])
+                rows = [(f"{name:<{width}}", entry.help) for name, entry in entries.items()]
+                formatter.write_dl(rows)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        names = [
-            CompletionItem(name, help=entry.help)
-            for name, entry in COMMANDS.items()
-            if name.startswith(incomplete)
-        ]
-        return [*names, *click.Command.shell_complete(self, ctx, incomplete)]
+        names = (name for name in COMMANDS if name.startswith(incomplete))
+        items = [CompletionItem(name, help=COMMANDS[name].help) for name in names]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401  as click declares it
         """Run a command; an error becomes a message and an exit code."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from enum import StrEnum
 from itertools import zip_longest
+from operator import itemgetter
 from threading import Timer
 from typing import Any, Final, TypeAlias
 
@@ -123,7 +124,8 @@ def _json(body: object) -> str:
     document = msgspec.json.format(msgspec.json.encode(body), indent=2).decode()
     # JSON itself escapes only the control characters below 0x20.
     return "".join(
-        it if it.isprintable() or it == "\n" else json.dumps(it).strip('"') for it in document
+        char if char.isprintable() or char == "\n" else json.dumps(char).strip('"')
+        for char in document
     )
 
 
@@ -156,10 +158,8 @@ Column: TypeAlias = str | Callable[[Mapping[str, Any]], Cell]
 
 def columns(rows: Iterable[Mapping[str, Any]], shown: Mapping[str, Column]) -> Iterator[str]:
     """Return the table of `rows` that has these columns, by their headings."""
-    return table(
-        list(shown),
-        ([row[it] if isinstance(it, str) else it(row) for it in shown.values()] for row in rows),
-    )
+    cells = [itemgetter(cell) if isinstance(cell, str) else cell for cell in shown.values()]
+    return table(list(shown), ([cell(row) for cell in cells] for row in rows))
 
 
 def facts(pairs: Iterable[tuple[str, str | None]]) -> Iterator[str]:
@@ -213,7 +213,7 @@ class Tracebacks:
     def shorten(self, message: str) -> str:
         """Return a message without the tracebacks that it quotes and that were shown."""
         first, *quoted = message.split("\n  ")
-        kept = [it for line in quoted for it in self.pass_on(-1, line)]
+        kept = [text for line in quoted for text in self.pass_on(-1, line)]
         return "\n  ".join([first, *kept, *self._begun.pop(-1, [])])
 
 

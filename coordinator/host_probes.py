@@ -12,13 +12,13 @@ import structlog
 
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.remote import CommandLauncher
-from coordinator.launchers.scheduler import LOOK_SECONDS, SchedulerProbe
+from coordinator.launchers.scheduler import LIST_SECONDS, SchedulerProbe
 from database.errors import DatabaseUnavailable, LeaseLost
 from database.hosts import Hosts
 from database.records import HostRecord, Job, Lease, utc_now
 from muster.contracts.job.status import JobUid
 from muster.contracts.settings.paths import DataDir
-from muster.contracts.views import EngineSweep
+from muster.contracts.views.service import EngineSweep
 
 MIN_INTERVAL_SECONDS: Final = 10.0
 INTERVAL_SECONDS: Final = 300.0
@@ -43,7 +43,7 @@ class HostProbes:
     ) -> None:
         """`launchers` are those of all hosts by name, the coordinator's own included.
 
-        `jobs` finds those with a uid; `data` is where their logs are at home. `checkpoint_dir` is
+        `jobs` finds those with a uid; `data` is where their logs lie here. `checkpoint_dir` is
         the directory of which each host is to prove that it shares it.
         """
         self._launchers = launchers
@@ -85,7 +85,7 @@ class HostProbes:
             except Exception:  # noqa: BLE001  of one host alone: no job depends on it
                 _LOG.exception("cannot probe a host", action="not_probed", host=host)
             is_scheduler = isinstance(self._launchers[host], SchedulerProbe)
-            await asyncio.sleep(LOOK_SECONDS if is_scheduler else MIN_INTERVAL_SECONDS)
+            await asyncio.sleep(LIST_SECONDS if is_scheduler else MIN_INTERVAL_SECONDS)
             has_failed = record.seen_at is None or record.problem is not None
             with suppress(TimeoutError, DatabaseUnavailable):
                 async with asyncio.timeout(RETRY_SECONDS if has_failed else INTERVAL_SECONDS):
@@ -98,7 +98,7 @@ class HostProbes:
             await self._woken[host].wait()
             return
         while not (await asyncio.to_thread(self._hosts.find, host)).is_sweep_due:  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(LIST_SECONDS)
 
     async def _ask(self, known: HostRecord) -> tuple[HostRecord, Sequence[str]]:
         """Return what a host says, and the uids of the jobs that have a directory there."""

@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from signal import SIGCHLD
 from typing import Final, TypeVar
@@ -31,11 +30,10 @@ from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.history import History
 from database.jobs import Jobs
-from database.records import Job, MemberRecord
+from database.records import Job, RankRecord
 from muster.checkpoints.local import LocalFileSystem, replace_file
 from muster.cluster.description import Cluster
 from muster.contracts.job.status import JobStatus, JobUid, Reason, StopRequest
-from muster.contracts.pool import WorkerState
 from muster.contracts.rank import ProcessState
 from muster.contracts.settings.paths import DataDir, JobFiles
 from muster.host.code import read_code, script_of
@@ -44,14 +42,14 @@ from muster.runtime.exit_report import find_exit_record
 
 Result = TypeVar("Result")
 
-BLIND_LOOK_SECONDS: Final = 0.5
-"""Between looks at a database that cannot tell whether anything has changed."""
+BLIND_READ_SECONDS: Final = 0.5
+"""Between reads of a database that cannot tell whether anything has changed."""
 
 
 class JobTable:
     """All unfinished jobs by uid, in the order of submission.
 
-    Level-triggered: what the API wrote is found by looking at all unfinished rows. A look costs
+    Level-triggered: what the API wrote is found by reading all unfinished rows, which costs
     microseconds while the database has not changed.
     """
 
@@ -69,12 +67,14 @@ class JobTable:
         # Of the members of a group the first one saves.
         own_first = sorted(cluster.nodes, key=lambda node: node.transport != "local")
         self._hosts = {
-            it.name: AgentSnapshot(host=it.name, is_local=it.transport == "local", order=order)
-            for order, it in enumerate(own_first)
+            node.name: AgentSnapshot(
+                host=node.name, is_local=node.transport == "local", order=order
+            )
+            for order, node in enumerate(own_first)
         }
-        self._rows: Sequence[Job] = ()  # of the last look
+        self._rows: Sequence[Job] = ()  # of the last read
         self._seen: int | None = None
-        self._next_blind_look = 0.0
+        self._next_blind_read = 0.0
 
     def files(self, uid: JobUid) -> JobFiles:
         """Return where a job's files lie on this host."""
@@ -98,11 +98,13 @@ class JobTable:
         # A queued job has no processes.
         started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
         found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
-        looks = (
-            lifecycle.find(self._snapshot_of(it, now, hosts=self._hosts_of(it.job)), it.agents)
-            for it in found
+        searches = (
+            lifecycle.find(
+                self._snapshot_of(rows, now, hosts=self._hosts_of(rows.job)), rows.agents
+            )
+            for rows in found
         )
-        for rows, agents in zip(found, await asyncio.gather(*looks), strict=True):
+        for rows, agents in zip(found, await asyncio.gather(*searches), strict=True):
             self.tracked[rows.job.uid] = self._inherit(rows, agents, now)
         jobs = list(self.tracked.values())
         await wait_for_database(lambda: self._refresh(now))
@@ -128,13 +130,13 @@ class JobTable:
         )
         return [job for job in jobs if job.agents]
 
-    async def look(self, now: Moment) -> None:
-        """Take in what was written since the last look. Raises `DatabaseUnavailable`."""
+    async def read_changes(self, now: Moment) -> None:
+        """Take in what was written since the last read. Raises `DatabaseUnavailable`."""
         changes = self._database.changes()
         if changes is None:
-            if time.monotonic() < self._next_blind_look:
+            if time.monotonic() < self._next_blind_read:
                 return
-            self._next_blind_look = time.monotonic() + BLIND_LOOK_SECONDS
+            self._next_blind_read = time.monotonic() + BLIND_READ_SECONDS
         elif changes == self._seen:
             return
         await self._refresh(now)
@@ -220,15 +222,14 @@ class JobTable:
             return []
         ids = [job.job_id for job in jobs]
         agents, ranks = self._history.agents_by_job(ids), self._history.ranks_by_job(ids)
-        members, departures = self._history.members_by_job(ids), self._history.departures(ids)
-        last_points = self._history.last_points(ids)
+        members, last_points = self._history.members_by_job(ids), self._history.last_points(ids)
         read = cache(read_code)  # the jobs of a sweep run one script
         return [
             JobRows(
                 job=job,
                 agents=agents[job.job_id],
                 ranks=ranks[job.job_id],
-                members=_drained(departures[job.job_id], members[job.job_id]),
+                members=members[job.job_id],
                 code=kept_code(self._files.job(job.job_id), job.uid)
                 if ranks[job.job_id]
                 else read(
@@ -242,20 +243,16 @@ class JobTable:
     def _inherit(self, rows: JobRows, agents: dict[str, AgentProcess], now: Moment) -> TrackedJob:
         """Return a job of the previous coordinator, with those of its agents that live."""
         files = self._files.job(rows.job.job_id)
-        # A rank whose end is recorded counts as alive until that record is folded in.
-        living = [
-            record.rank
-            for record in rows.ranks
-            if record.host not in agents
-            and (
-                (record.process is not None and is_running(record.process))
-                or (
-                    record.state != ProcessState.EXITED
-                    and find_exit_record(files, record.rank, record.attempt, record.process)
-                    is not None
-                )
-            )
-        ]
+
+        def may_live(rank: RankRecord) -> bool:
+            if rank.process is not None and is_running(rank.process):
+                return True
+            # One whose end is recorded counts as alive until that record is folded in.
+            is_open = rank.state != ProcessState.EXITED
+            return is_open and bool(find_exit_record(files, rank.rank, rank.attempt, rank.process))
+
+        alone = (rank for rank in rows.ranks if rank.host not in agents)
+        living = [rank.rank for rank in alone if may_live(rank)]
         hosts = self._hosts_of(rows.job)
         snapshot = self._snapshot_of(rows, now, hosts=hosts, agents=agents, living=living)
         return _track(rows, snapshot, agents, now)
@@ -267,7 +264,7 @@ def _track(
     known = {row.host: row for row in rows.agents if row.host in agents}
     attachment = Attachment(
         started_at=rows.job.started_at,
-        agents={host: it.record for host, it in agents.items() if it.record is not None},
+        agents={host: agent.record for host, agent in agents.items() if agent.record is not None},
         tokens_sha256={host: row.token_sha256 for host, row in known.items() if row.token_sha256},
         master_port=rows.job.master_port,
         numeric_environment=rows.job.numeric_environment,
@@ -282,7 +279,7 @@ def _track(
         takes_code=not rows.ranks,
         kept_code=snapshot.code.files,
         # What the coordinator before us has not done is dropped: it may have done it.
-        faults_seen=max((it.number for it in rows.job.faults), default=0),
+        faults_seen=max((fault.number for fault in rows.job.faults), default=0),
     )
     # A living agent reports the ends itself.
     alone = [row for row in rows.ranks if row.host not in agents]
@@ -298,8 +295,8 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
         grace = row.stop_grace_seconds
         grace = row.spec.stop_grace_seconds if grace is None else grace
         job.observe(actions.StopRequested(request=row.stop_request, grace_seconds=grace), now)
-    job.faults += [it for it in row.faults if it.number > job.faults_seen]
-    job.faults_seen = max((it.number for it in row.faults), default=0)
+    job.faults += [fault for fault in row.faults if fault.number > job.faults_seen]
+    job.faults_seen = max((fault.number for fault in row.faults), default=0)
     for worker_id in frozenset(departures) - job.leaving:
         job.leaving |= {worker_id}
         job.observe(actions.LeaveRequested(worker_id=worker_id), now)
@@ -309,21 +306,8 @@ def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: 
         pause_requested=row.pause_request,
         checkpoint_requests=row.checkpoint_requests,
     )
-    if any(getattr(job.snapshot, name) != it for name, it in asdict(wanted).items()):
+    if any(getattr(job.snapshot, name) != value for name, value in asdict(wanted).items()):
         job.observe(wanted, now)
-
-
-def _drained(leaving: Collection[int], members: Sequence[MemberRecord]) -> list[MemberRecord]:
-    """Return the members with those draining that were asked to leave.
-
-    Otherwise a new coordinator, which shrinks from the top, would remove others in their place.
-    """
-    return [
-        replace(member, state=WorkerState.DRAINING)
-        if member.worker_id in leaving and member.state == WorkerState.ACTIVE
-        else member
-        for member in members
-    ]
 
 
 async def wait_for_database(read: Callable[[], Awaitable[Result]]) -> Result:
@@ -332,4 +316,4 @@ async def wait_for_database(read: Callable[[], Awaitable[Result]]) -> Result:
         try:
             return await read()
         except DatabaseUnavailable:
-            await asyncio.sleep(BLIND_LOOK_SECONDS)
+            await asyncio.sleep(BLIND_READ_SECONDS)

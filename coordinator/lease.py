@@ -24,9 +24,9 @@ from muster.contracts.rank import ProcessRecord
 from muster.host.processes import is_provably_gone, is_running
 from muster.runtime.stderr_messages import LastMessage
 
-LOOK_SECONDS: Final = 0.2
+POLL_SECONDS: Final = 0.2
 
-SLOW_LOOK_SECONDS: Final = 1.0
+SLOW_READ_SECONDS: Final = 1.0
 """A database that takes this long to show the lease may have delayed the holder as well."""
 
 _LOG: Final = structlog.get_logger("coordinator")
@@ -52,20 +52,18 @@ class LeaseCandidate:
         """Wait until the lease is ours, and return it."""
         while True:
             try:
-                lease = await self._compete()
+                if (lease := await self._compete()) is not None:
+                    return lease
             except DatabaseUnavailable as error:
                 self._seen = None
                 self._wait_for(str(error))
-                await asyncio.sleep(LOOK_SECONDS)
-            else:
-                if lease is not None:
-                    return lease
+                await asyncio.sleep(POLL_SECONDS)
 
     async def _compete(self) -> Lease | None:
         """Take the lease, or wait a moment and return None."""
         began = self.clock()
         holder = await asyncio.to_thread(self.leases.current)
-        if self.clock() - began >= SLOW_LOOK_SECONDS:
+        if self.clock() - began >= SLOW_READ_SECONDS:
             self._seen = None
         if holder is None or self.may_replace(holder):
             try:
@@ -74,7 +72,7 @@ class LeaseCandidate:
             except LeaseLost:
                 return None  # another candidate was faster
         self._wait_for(f"process {holder.process.pid} on {holder.process.node} coordinates")
-        await wait_for_end(holder.process, LOOK_SECONDS)
+        await wait_for_end(holder.process, POLL_SECONDS)
         return None
 
     def _wait_for(self, what: str) -> None:

@@ -19,6 +19,7 @@ from typing import Final
 import structlog
 
 from coordinator.agents.checkpoint_receiver import JobDirectories
+from coordinator.agents.launching import prepare_starts
 from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.agents.requests import Executor
 from coordinator.agents.server import AgentServer
@@ -124,14 +125,14 @@ class CoordinatorLoop:
 
     def attach(self, agents: AgentServer) -> None:
         """Set the server that sends requests to agents; we are its listener."""
-        self._executor.attach(agents)
+        self._executor.agents = agents
 
     # What agents report (coordinator.agents.server.Listener)
 
     def token_sha256(self, claim: AgentHello | AgentClaim | JoinRequest) -> str | None:
         job = self._jobs.tracked.get(JobUid(claim.job_uid))
         agent = None if job is None else job.snapshot.agents.get(claim.host)
-        if job is None or agent is None or claim.generation != agent.generation:
+        if job is None or agent is None or claim.agent_number != agent.agent_number:
             return None
         return job.attachment.tokens_sha256.get(claim.host)
 
@@ -139,7 +140,8 @@ class CoordinatorLoop:
         self, request: JoinRequest
     ) -> AbstractAsyncContextManager[LaunchAgent | OrderFailed]:
         job = self._jobs.tracked.get(JobUid(request.job_uid))
-        return self._lifecycle.joining(job if self.is_expected(request) else None, request)
+        job = job if self.is_expected(request) else None
+        return self._lifecycle.starter.joining(job, request)
 
     def is_expected(self, hello: AgentHello | JoinRequest) -> bool:
         digest = self.token_sha256(hello)
@@ -165,19 +167,19 @@ class CoordinatorLoop:
             if spec.command is not None:
                 words += f", and files that the program itself writes there stay on {hello.host}"
             job.note("checkpoints_sent", words, self._now().wall)
-        connected = AgentConnected(host=hello.host, generation=hello.generation)
+        connected = AgentConnected(host=hello.host, agent_number=hello.agent_number)
         self.observe(JobUid(hello.job_uid), connected)
 
     def on_disconnected(self, hello: AgentHello) -> None:
         self._on_host_changed(hello.host)
-        self._lifecycle.look_again()
-        disconnected = AgentDisconnected(host=hello.host, generation=hello.generation)
+        self._lifecycle.ask_schedulers()
+        disconnected = AgentDisconnected(host=hello.host, agent_number=hello.agent_number)
         self.observe(JobUid(hello.job_uid), disconnected)
 
     def on_message(self, hello: AgentHello, message: AgentMessage) -> None:
         uid = JobUid(hello.job_uid)
         job = self._jobs.tracked.get(uid)
-        if job is None or job.snapshot.agents[hello.host].generation != hello.generation:
+        if job is None or job.snapshot.agents[hello.host].agent_number != hello.agent_number:
             return
         match message:
             case AgentHello():
@@ -200,7 +202,7 @@ class CoordinatorLoop:
 
     # What their senders of logs need (coordinator.agents.log_receiver.LogListener)
 
-    def log_home(self, claim: AgentClaim) -> JobFiles | None:
+    def coordinator_files(self, claim: AgentClaim) -> JobFiles | None:
         return self._jobs.files(JobUid(claim.job_uid)) if self.token_sha256(claim) else None
 
     def may_send(self, claim: AgentClaim, name: LogName) -> bool:
@@ -215,7 +217,7 @@ class CoordinatorLoop:
     def is_draining(self, uid: JobUid, host: str) -> bool:
         job = self._jobs.tracked.get(uid)
         agent = None if job is None else job.snapshot.agents.get(host)
-        return agent is not None and agent.is_draining
+        return agent is not None and agent.logs.is_open
 
     def on_drained(self, claim: AgentClaim, message: LogsDrained) -> None:
         self.observe(JobUid(claim.job_uid), AgentSaid(host=claim.host, message=message))
@@ -223,16 +225,17 @@ class CoordinatorLoop:
     def observe(self, uid: JobUid, observation: Observation) -> None:
         """Put an observation into the inbox, with the present time."""
         self._inbox.append((uid, observation, self._now()))
-        if not _is_routine(observation):
-            stamp("observed", job=uid, observation=_name_of(observation))
+        said = observation.message if isinstance(observation, RankSaid | AgentSaid) else observation
+        if not _is_routine(said):
+            stamp("observed", job=uid, observation=type(said).__name__)
             self.wake()
 
     def wake(self) -> None:
-        """Look at the rows now."""
+        """Read the rows now."""
         self._woken.set()
 
     def wake_soon(self) -> None:
-        """Look at the rows at once, or after the pause that follows a long round.
+        """Read the rows at once, or after the pause that follows a long round.
 
         With thousands of jobs a round takes long, and their submission needs the machine as well.
         """
@@ -277,13 +280,13 @@ class CoordinatorLoop:
                 await self._wait()
                 began = self._clock()
                 self._lifecycle.raise_error()
-                is_urgent = any(isinstance(it, RankDied) for _, it, _ in self._inbox)
+                is_urgent = any(isinstance(message, RankDied) for _, message, _ in self._inbox)
                 self._fold_inbox()
                 if is_urgent and self._plan():
                     # The exit of the rank follows within milliseconds: one commit is for both.
                     asyncio.get_running_loop().call_later(EXIT_SECONDS, self.wake)
                     continue
-                await self._look_around()
+                await self._read_and_admit()
                 await self._act()
                 now = self._clock()
                 if now - began > LONG_ROUND_SECONDS:
@@ -294,9 +297,8 @@ class CoordinatorLoop:
                 self._ticker.cancel()
 
     def _is_done(self) -> bool:
-        if self._is_handing_over or not self._is_draining:
-            return self._is_handing_over
-        return not self._jobs.admitted() and not self._inbox and self._lifecycle.is_idle
+        is_empty = not self._jobs.admitted() and not self._inbox and self._lifecycle.is_idle
+        return self._is_handing_over or (self._is_draining and is_empty)
 
     # One round
 
@@ -314,7 +316,7 @@ class CoordinatorLoop:
         self._is_wake_up_due = False
 
     def _tick(self) -> None:
-        """Shift all deadlines if the event loop stood still: it could not hear anyone meanwhile."""
+        """Shift all deadlines if the event loop stood still: it could receive nothing meanwhile."""
         stalled_seconds = self._clock() - self._ticked_at - TICK_SECONDS
         self._ticked_at = self._clock()
         if self._ticker is not None:
@@ -335,12 +337,12 @@ class CoordinatorLoop:
                 if isinstance(observation, AgentConnected):
                     job.repeat_to.add(observation.host)
 
-    async def _look_around(self) -> None:
+    async def _read_and_admit(self) -> None:
         """Take in what the API wrote, and admit jobs for which there is room."""
         self._lifecycle.note_starved(self._jobs.tracked.values(), self._clock())
         if self._failing_since is None:  # otherwise the next commit tells if the database is back
             with suppress(DatabaseUnavailable):
-                await self._jobs.look(self._now())
+                await self._jobs.read_changes(self._now())
             for job in self._jobs.tracked.values():
                 self._executor.inject_faults(job)
         if not self._is_draining:
@@ -376,7 +378,7 @@ class CoordinatorLoop:
         now, has_announced = self._now(), False
         for job in self._jobs.tracked.values():
             job.plan(now)
-            self._lifecycle.prepare(job)
+            prepare_starts(job)
             has_announced |= self._executor.announce(job)
         return has_announced
 
@@ -436,21 +438,11 @@ class CoordinatorLoop:
         return Moment(monotonic=self._clock(), wall=datetime.now(UTC))
 
 
-def _name_of(observation: Observation) -> str:
-    said = observation.message if isinstance(observation, RankSaid | AgentSaid) else observation
-    return type(said).__name__
-
-
-def _is_routine(observation: Observation) -> bool:
+def _is_routine(said: object) -> bool:
     """Return True if an observation may wait for the next round, at most `POLL_SECONDS` away.
 
     A thousand ranks send heartbeats at a thousand moments of a second, and none calls for a
     decision. They are folded in with the time they came, before any rank is judged.
     """
-    match observation:
-        case AgentSaid(message=AgentHeartbeat()) | RankSaid(message=Heartbeat(stopping=False)):
-            return True
-        case AgentStarved():
-            return True
-        case _:
-            return False
+    is_beat = isinstance(said, Heartbeat) and not said.stopping
+    return is_beat or isinstance(said, AgentHeartbeat | AgentStarved)

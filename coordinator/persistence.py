@@ -81,9 +81,8 @@ class Attachment:
 def job_row(snapshot: JobSnapshot, attachment: Attachment, now: Moment) -> JobChange:
     """Return the coordinator's fields of the job's row."""
     exit_code = 0 if snapshot.status is JobStatus.COMPLETED else None
-    if snapshot.status is JobStatus.FAILED:
-        failure = snapshot.failure
-        exit_code = 1 if failure is None or failure.exit_code is None else failure.exit_code
+    if snapshot.status is JobStatus.FAILED and snapshot.failure is not None:
+        exit_code = snapshot.failure.exit_code
     return JobChange(
         job_id=snapshot.job_id,
         uid=snapshot.uid,
@@ -107,13 +106,13 @@ def agent_rows(snapshot: JobSnapshot, attachment: Attachment) -> list[AgentRecor
     return [
         AgentRecord(
             host=host,
-            generation=agent.generation,
+            agent_number=agent.agent_number,
             state=agent.state,
             process=attachment.agents.get(host),
             token_sha256=attachment.tokens_sha256.get(host),
         )
         for host, agent in snapshot.agents.items()
-        if agent.generation > 0
+        if agent.agent_number > 0
     ]
 
 
@@ -139,7 +138,7 @@ def _rank_row(rank: RankSnapshot, now: Moment) -> RankRecord:
         throughput_steps_per_sec=attempt.throughput.steps_per_sec,
         checkpoints_saved=rank.checkpoints_before + attempt.checkpoints_saved,
         checkpoints_before=rank.checkpoints_before,
-        last_heartbeat_at=now.wall_of(attempt.heard_at) if attempt.sends_heartbeats else None,
+        last_heartbeat_at=now.wall_of(attempt.seen_at) if attempt.sends_heartbeats else None,
     )
 
 
@@ -165,7 +164,7 @@ _essentials: Final = attrgetter(
 def member_rows(snapshot: JobSnapshot, now: Moment) -> list[MemberRecord]:
     """Return the rows of all present and former members of the pool."""
     attempts = (rank.attempt for rank in snapshot.ranks if rank.is_alive)
-    heard_at = {attempt.worker_id: attempt.heard_at for attempt in attempts}
+    seen_at = {attempt.worker_id: attempt.seen_at for attempt in attempts}
     return [
         MemberRecord(
             worker_id=member.worker_id,
@@ -178,7 +177,7 @@ def member_rows(snapshot: JobSnapshot, now: Moment) -> list[MemberRecord]:
             transport=member.newcomer.transport,
             joined_at=now.wall_of(member.joined_at) or now.wall,
             joined_step=None if member.state is WorkerState.SYNCING else member.joined_step,
-            last_heartbeat_at=now.wall_of(heard_at.get(member.worker_id, member.last_heartbeat)),
+            last_heartbeat_at=now.wall_of(seen_at.get(member.worker_id, member.last_heartbeat)),
         )
         for member in snapshot.pool.members
     ]
@@ -235,25 +234,24 @@ def _pid(before: RankSnapshot, after: RankSnapshot) -> int | None:
 
 
 def _attempt_row(rank: RankSnapshot, pid: int | None, now: Moment) -> Attempt:
-    attempt = rank.attempt
+    attempt, end, step_at_end = rank.attempt, rank.ending, None
+    is_over, step_at_start = not rank.is_alive, attempt.step_at_start
+    if is_over and attempt.has_told_step:
+        step_at_end = rank.progress.step
+        # An attempt that never reported where it began has made no progress.
+        step_at_start = step_at_end if step_at_start is None else step_at_start
     row = Attempt(
         rank=rank.rank,
         attempt=attempt.number,
         pid=pid,
         started_at=now.wall_of(attempt.spawned_at) or now.wall,
-        step_at_start=attempt.step_at_start,
+        step_at_start=step_at_start,
+        step_at_end=step_at_end,
+        ended_at=now.wall if is_over else None,
+        exit_code=attempt.exit_code,
+        exit_signal=attempt.exit_signal,
     )
-    if rank.is_alive:
-        return row
-    row = msgspec.structs.replace(
-        row, ended_at=now.wall, exit_code=attempt.exit_code, exit_signal=attempt.exit_signal
-    )
-    if attempt.has_told_step:
-        # An attempt that never reported where it began has made no progress.
-        step = rank.progress.step
-        began = step if row.step_at_start is None else row.step_at_start
-        row = msgspec.structs.replace(row, step_at_start=began, step_at_end=step)
-    if (end := rank.ending) is None:
+    if end is None or not is_over:  # it is the end of the attempt before
         return row
     return msgspec.structs.replace(
         row, retry_class=end.retry_class, reason=end.reason, message=end.message

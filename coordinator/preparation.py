@@ -21,7 +21,7 @@ from muster.contracts.settings.services import ServiceSettings
 from muster.datasets.errors import DatasetError
 from muster.datasets.sources import open_source
 from muster.datasets.synthetic import ensure_synthetic
-from muster.job_defaults import Completed, complete
+from muster.job_defaults import ResolvedSpec, resolve
 from muster.objects.errors import ObjectStoreError
 
 
@@ -33,29 +33,29 @@ class Unprepared(Exception):
         self.failure = failure
 
 
-def prepare(spec: JobSpec, settings: ServiceSettings) -> Completed:
+def prepare(spec: JobSpec, settings: ServiceSettings) -> ResolvedSpec:
     """Return the job with its directories; create the synthetic data set if it trains on that.
 
     Blocks on the disk. Missing data or a missing directory fails the job here, with a sentence, and
     not fifty times in a rank. Raises `Unprepared`.
     """
     try:
-        completed = complete(spec, settings, Path.cwd())
+        resolved = resolve(spec, settings, Path.cwd())
         if spec.command is None:  # a command knows itself which data it needs
-            if completed.dataset_dir == DataDir(settings.data_dir).synthetic_dataset:
-                ensure_synthetic(completed.dataset_dir)
-            elif isinstance(completed.dataset_dir, Path):
-                open_source(completed.dataset_dir)
+            if resolved.dataset_dir == DataDir(settings.data_dir).synthetic_dataset:
+                ensure_synthetic(resolved.dataset_dir)
+            elif isinstance(resolved.dataset_dir, Path):
+                open_source(resolved.dataset_dir)
             # A store that is away must fail no job that trains: the ranks ask for it themselves.
     except (DatasetError, ObjectStoreError, InvalidLocation) as error:
         raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message=str(error))) from error
     is_directory = False
     with suppress(OSError):  # the name is too long, or a parent must not be searched
-        is_directory = completed.working_dir.is_dir()
+        is_directory = resolved.working_dir.is_dir()
     if not is_directory:
-        message = f"the working directory {completed.working_dir} does not exist: create it first"
+        message = f"the working directory {resolved.working_dir} does not exist: create it first"
         raise Unprepared(JobFailure(reason=Reason.INVALID_PROGRAM, message=message))
-    return completed
+    return resolved
 
 
 def kept_code(files: JobFiles, uid: JobUid) -> dict[str, str]:
@@ -88,7 +88,7 @@ async def choose_kernels(
         chosen, why = {}, "its bits are not promised"
     job.attach(numeric_environment=chosen)
     if why:
-        hosts = "; ".join(f"{host}: {it.arithmetic}" for host, it in facts.items())
+        hosts = "; ".join(f"{host}: {own.arithmetic}" for host, own in facts.items())
         job.note("hosts_differ", f"hosts differ ({hosts}): {why}")
 
 
@@ -101,11 +101,9 @@ def agent_assignment(
     order = JoinOrder(
         job_uid=snapshot.uid,
         host=host,
-        generation=agent.generation,
+        agent_number=agent.agent_number,
         token=job.tokens.get(host, ""),
-        coordinators=()
-        if endpoint is None
-        else (CoordinatorAddress(host=endpoint[0], port=endpoint[1]),),
+        coordinator=endpoint and CoordinatorAddress(host=endpoint[0], port=endpoint[1]),
     )
     ranks, job_id = snapshot.ranks_on(host), snapshot.job_id
     given = assignment_of(order, job_id, snapshot.spec, settings, is_local=agent.is_local)

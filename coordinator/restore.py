@@ -95,11 +95,11 @@ def snapshot_of(
     fresh = hosts if len(hosts) == 1 else {}  # others get an agent with their first rank
     known_agents = {}
     for row in rows.agents:
-        # A host that the cluster's description has no more is one that does not answer.
+        # A host that the cluster file has no more is one that does not answer.
         # One of before there was a description is on this host.
         unknown = AgentSnapshot(host=row.host, is_local=row.host == node, order=LAST)
         known_agents[row.host] = _agent_of(row, hosts.get(row.host, unknown), agents, now)
-    ids = [it.attempt.worker_id for it in known if it.attempt.worker_id is not None]
+    ids = [rank.attempt.worker_id for rank in known if rank.attempt.worker_id is not None]
     pool = Pool(
         min_workers=job.spec.min_workers,
         max_workers=job.spec.max_workers or job.spec.world_size,
@@ -107,7 +107,7 @@ def snapshot_of(
     )
     pool = keep_living(pool, ids)  # the others have lost their process
     ranks = {rank.rank: rank for rank in known}
-    leaving = {it.worker_id for it in pool.members if it.state not in _STAYING}
+    leaving = {member.worker_id for member in pool.members if member.state not in _STAYING}
     alive = (rank for rank in known if rank.is_alive)
     staying = sorted(rank.rank for rank in alive if rank.attempt.worker_id not in leaving)
     # The ranks the job should have: living ones first, then the lowest numbers.
@@ -149,7 +149,7 @@ def snapshot_of(
 def _agent_of(
     row: AgentRecord, fresh: AgentSnapshot, living: Collection[str], now: Moment
 ) -> AgentSnapshot:
-    agent = replace(fresh, generation=row.generation, heard_at=now.monotonic, is_inherited=True)
+    agent = replace(fresh, agent_number=row.agent_number, seen_at=now.monotonic, is_inherited=True)
     if row.host not in living:
         return agent
     return replace(agent, state=AgentState.UNREACHABLE, since=now.monotonic)
@@ -169,7 +169,7 @@ def _end_of(job: Job, ranks: Iterable[RankSnapshot], now: Moment) -> JobEnd:
     """
     spec = job.spec
     going = GOING if job.exporter is None else GOING.end_loop(job.exporter)
-    finished = {it.rank for it in ranks if it.finished and not it.is_alive}
+    finished = {rank.rank for rank in ranks if rank.finished and not rank.is_alive}
     is_done = bool(finished) if job.exporter is None else job.exporter in finished
     if spec.mode == "synchronous" and is_done:
         grace = spec.exit_grace_seconds + spec.stop_grace_seconds
@@ -201,7 +201,7 @@ def _adopted(
         # that joins a group only then.
         sends_heartbeats=job.spec.command is None and not is_starting,
         spawned_at=now.monotonic,
-        heard_at=now.monotonic,
+        seen_at=now.monotonic,
         progressed_at=now.monotonic,
         exiting_at=now.monotonic if rank.is_exiting else NEVER,
         live_at=NEVER if is_starting else now.monotonic,

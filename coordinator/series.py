@@ -38,7 +38,7 @@ class JobSeries:
     """The points of one job that are not written yet.
 
     A name takes its values from the lowest living rank that reports it, each step once. A new
-    coordinator does not know the source of the one before: it begins with the first rank it hears.
+    coordinator does not know the source of the one before: it begins with the first that reports.
     """
 
     written_until: datetime | None = None

@@ -52,7 +52,7 @@ from muster.host.processes import this_process, unblock_sigint
 from muster.host.trace import stamp
 from muster.links.serving import listen
 
-ADDRESS_LOOK_SECONDS: Final = 2.0  # between looks at the address file
+ADDRESS_CHECK_SECONDS: Final = 2.0  # between checks of the address file
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -131,26 +131,28 @@ class Service:
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")
         launcher = LocalLauncher(self._environ, self._limits)
-        forwarded = home = None
-        if self._other_nodes and self._settings.agent_endpoint is None:
-            forwarded = listen(LOOPBACK, 0)  # before the first order, which has to name the port
-            host, port = forwarded.getsockname()
-            home = CoordinatorAddress(host=host, port=port, number=(lease.epoch, 0))
-        others = CommandLaunchers(self._other_nodes, self._environ, self._data, home)
+        forwarded = forward_to = None
+        if self._other_nodes:
+            if (endpoint := self._settings.agent_endpoint) is None:
+                forwarded = listen(LOOPBACK, 0)  # before the first order, which names the port
+                endpoint = forwarded.getsockname()
+            forward_to = CoordinatorAddress(
+                host=endpoint[0], port=endpoint[1], number=(lease.epoch, 1)
+            )
+        others = CommandLaunchers(self._other_nodes, self._environ, self._data, forward_to)
         hosts = Hosts(self._database)
 
         async def facts() -> dict[str, HostFacts]:
             known = await wait_for_database(lambda: asyncio.to_thread(hosts.all))
-            return {name: it.facts for name, it in known.items() if it.facts is not None}
+            return {name: host.facts for name, host in known.items() if host.facts is not None}
 
         holds_lease = partial(self._holds, lease)
         usable_mb = {
-            it.name: {gpu.uuid: gpu.usable_vram_mb for gpu in it.gpus} for it in self._nodes
+            node.name: {gpu.uuid: gpu.usable_vram_mb for gpu in node.gpus} for node in self._nodes
         }
         values = AgentValues(self._environ)
-        schedulers = {
-            it.name: SchedulerJobs(it) for it in (Slurm(values.environ), Kubernetes(self._environ))
-        }
+        engines = Slurm(values.environ), Kubernetes(self._environ)
+        schedulers = {engine.name: SchedulerJobs(engine) for engine in engines}
         lifecycle = AgentLifecycle(
             launcher,
             others,
@@ -166,7 +168,9 @@ class Service:
             # Our own host is asked by a process of its own: this one does without numpy.
             here = (node.name for node in self._nodes if node.transport == "local")
             data_dir = str(self._data.root)
-            probed |= {it: CommandLauncher(it, ["env"], self._environ, data_dir) for it in here}
+            probed |= {
+                name: CommandLauncher(name, ["env"], self._environ, data_dir) for name in here
+            }
         probed |= {
             engine_row(name): SchedulerProbe(jobs, Jobs(self._database).by_uid)
             for name, jobs in schedulers.items()
@@ -227,7 +231,7 @@ class Service:
         """Return where the ranks of each host reach those of the others."""
         endpoint = self._settings.agent_endpoint
         here = endpoint[0] if endpoint else await asyncio.to_thread(_own_address, self._nodes)
-        return {it.name: here if it.transport == "local" else it.host for it in self._nodes}
+        return {node.name: here if node.transport == "local" else node.host for node in self._nodes}
 
     async def _holds(self, lease: Lease) -> bool:
         """Return True if the lease is still ours; waits for the database while it is away."""
@@ -276,8 +280,8 @@ def _own_address(nodes: Sequence[ClusterNode]) -> str:
 
     Else, as for localhost, that of the interface that leads to the first other; nothing is sent.
     """
-    here = next((it.host for it in nodes if it.transport == "local"), "")
-    other = next((it.host for it in nodes if it.transport != "local"), "")
+    here = next((node.host for node in nodes if node.transport == "local"), "")
+    other = next((node.host for node in nodes if node.transport != "local"), "")
     if not other or _is_own_address(here):
         return here if other else LOOPBACK
     try:
@@ -287,7 +291,7 @@ def _own_address(nodes: Sequence[ClusterNode]) -> str:
             return str(probe.getsockname()[0])
     except OSError as error:
         words = f"no address of this host is known that {other} reaches ({error})"
-        words += ": set host: of the local node in cluster.yaml to one"
+        words += ": set host: of the local node in the cluster file to one"
         _LOG.warning(words, action="no_own_address")
         return LOOPBACK
 
@@ -311,7 +315,7 @@ async def keep_address_published(
                 _LOG.warning(
                     "cannot write the address file", action="unpublished", error=str(error)
                 )
-        await asyncio.sleep(ADDRESS_LOOK_SECONDS)
+        await asyncio.sleep(ADDRESS_CHECK_SECONDS)
 
 
 class _WakeUps(asyncio.DatagramProtocol):

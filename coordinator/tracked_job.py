@@ -46,8 +46,8 @@ from muster.contracts.messages.rank import Heartbeat, Saved
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.series import THROUGHPUT, aggregate
 from muster.contracts.settings.paths import JobFiles
-from muster.contracts.views import FaultView
-from muster.job_defaults import Completed
+from muster.contracts.views.history import FaultView
+from muster.job_defaults import ResolvedSpec
 from muster.runtime.exit_report import find_exit_record
 
 
@@ -67,7 +67,7 @@ class TrackedJob:
 
     snapshot: JobSnapshot
     attachment: Attachment
-    places: Completed | None = None
+    places: ResolvedSpec | None = None
     """Known once the job was prepared, before its first rank is started."""
     tokens: dict[str, str] = field(default_factory=dict)
     """By host: of the agents that this coordinator starts."""
@@ -78,8 +78,8 @@ class TrackedJob:
     faults: list[FaultView] = field(default_factory=list)  # that were requested, to be injected
     faults_seen: int = 0  # how many ever were
     addresses: dict[str, str] = field(default_factory=dict)
-    senders: set[str] = field(default_factory=set)  # hosts that send their checkpoints
     """By host: where the agents say that others reach them, if no description says so."""
+    senders: set[str] = field(default_factory=set)  # hosts that send their checkpoints
     repeat_to: set[str] = field(default_factory=set)
     """Hosts whose agent has connected and may have missed requests."""
     has_news: bool = True  # something changed since the last plan
@@ -133,7 +133,8 @@ class TrackedJob:
         if window is None or not is_alive(said.rank, said.attempt):
             return
         is_one_model = snapshot.is_synchronous or snapshot.is_gang
-        if not is_one_model and said.rank != next((it.rank for it in snapshot.in_service), None):
+        first = next((rank.rank for rank in snapshot.in_service), None)
+        if not is_one_model and said.rank != first:
             return  # independent ranks train different models: one of them is shown
         values = {name: own for name, own in window.values.items() if name != THROUGHPUT}
         measured = snapshot.ranks[said.rank].attempt.throughput
@@ -241,13 +242,15 @@ class TrackedJob:
     ) -> list[RankSaid | RankExited]:
         """Return the recorded ends of these ranks, whose agent went before it could report them."""
         ends: list[RankSaid | RankExited] = []
-        for rank in ranks:
-            if rank.is_alive:
-                attempt = rank.attempt
-                record = find_exit_record(files, rank.rank, attempt.number, attempt.identity)
-                if record is not None:
-                    ends += [*record.said, record.exited]
+        for rank, attempt in ((rank, rank.attempt) for rank in ranks if rank.is_alive):
+            record = find_exit_record(files, rank.rank, attempt.number, attempt.identity)
+            ends += [] if record is None else [*record.said, record.exited]
         return ends
+
+    def is_connected(self, host: str, agent_number: int) -> bool:
+        """Return True if this agent is connected."""
+        agent = self.snapshot.agents[host]
+        return agent.agent_number == agent_number and agent.is_connected
 
     @property
     def needs_new_port(self) -> bool:
@@ -255,11 +258,6 @@ class TrackedJob:
         occasion = actions.Start if self.snapshot.is_gang else actions.StartAgent
         is_anew = self.snapshot.is_gang or not self.snapshot.any_alive
         return is_anew and any(isinstance(action, occasion) for action in self.decided)
-
-    @property
-    def starting_agents(self) -> list[str]:
-        """The hosts on which an agent is about to be started."""
-        return [it.host for it in self.decided if isinstance(it, actions.StartAgent)]
 
     @property
     def is_admitted(self) -> bool:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, bindparam, select, update
 
 from database.engine import Database
 from database.history import prune_commits, prune_series
-from database.jobs import append_events
+from database.job_rows import append_events
 from database.leases import renew
 from database.records import Clock, JobChange, JobWrite, Lease, utc_now, values_of
 from database.tables import AGENTS, ATTEMPTS, COMMITS, EPOCHS, JOBS, MEMBERS, SERIES, WORKERS

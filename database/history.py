@@ -5,6 +5,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 
 from database.engine import Database
 from database.errors import DepartureRefused, JobChanged, MemberMissing, PoolFull
-from database.jobs import append_events, departures_of, get_continuing_job, update_job
+from database.job_rows import append_events, departures_of, get_continuing_job, update_job
 from database.records import (
     AgentRecord,
     Attempt,
@@ -25,6 +26,7 @@ from database.records import (
     MemberRecord,
     RankRecord,
     RowVersion,
+    WorkerRecord,
     utc_now,
     values_of,
 )
@@ -67,6 +69,10 @@ def _of_jobs(table: sa.Table) -> sa.Select[Any]:
     return sa.select(table).where(wanted).order_by(*table.primary_key)
 
 
+def _equal(one: sa.Table, other: sa.Table, *columns: str) -> sa.ColumnElement[bool]:
+    return sa.and_(*(one.c[name] == other.c[name] for name in columns))
+
+
 def _count(table: sa.Table) -> sa.Select[int]:
     return sa.select(sa.func.count()).select_from(table).where(table.c.job_id == sa.bindparam("id"))
 
@@ -87,6 +93,14 @@ def _end(column: str, order: Callable[[sa.Column[Any]], sa.UnaryExpression[Any]]
 _AGENTS: Final = _of_jobs(AGENTS)
 _RANKS: Final = _of_jobs(WORKERS)
 _MEMBERS: Final = _of_jobs(MEMBERS)
+_IS_ASKED: Final = sa.exists().where(_equal(DEPARTURES, MEMBERS, "job_id", "worker_id"))
+_IS_LEAVING: Final = sa.and_(MEMBERS.c.state == WorkerState.ACTIVE.value, _IS_ASKED)
+_STATE: Final = sa.case((_IS_LEAVING, WorkerState.DRAINING.value), else_=MEMBERS.c.state)
+_POOL: Final = _MEMBERS.with_only_columns(
+    *(_STATE.label("state") if column.name == "state" else column for column in MEMBERS.c)
+)
+# A newer attempt of its rank may be another member.
+_PRESENT: Final = _POOL.join(WORKERS, _equal(WORKERS, MEMBERS, "job_id", "rank", "attempt"))
 _POSITION: Final = (ATTEMPTS.c.started_at, ATTEMPTS.c.rank, ATTEMPTS.c.attempt)
 _ATTEMPTS: Final = _last(ATTEMPTS, *_POSITION)
 _LAST_EVENTS: Final = _last(EVENTS, EVENTS.c.event_id)
@@ -158,6 +172,20 @@ class History:
         with self._database.reading() as connection:
             return _records(connection, _RANKS, job_ids, RankRecord)
 
+    def workers(self, job_id: JobId) -> list[WorkerRecord]:
+        """Return the job's ranks with their members of the pool, as views show them."""
+        return self.workers_by_job([job_id])[job_id]
+
+    def workers_by_job(self, job_ids: Collection[JobId]) -> dict[JobId, list[WorkerRecord]]:
+        """Return the same of each of the jobs."""
+        with self._database.reading() as connection:
+            workers = _records(connection, _RANKS, job_ids, WorkerRecord)
+            present = _records(connection, _PRESENT, job_ids, MemberRecord)
+        for job_id in filter(present.get, present):
+            of_rank = {member.rank: member for member in present[job_id]}
+            workers[job_id] = [replace(it, member=of_rank.get(it.rank)) for it in workers[job_id]]
+        return workers
+
     def attempts(
         self, job_id: JobId, limit: int, after: AttemptPosition | None = None
     ) -> list[Attempt]:
@@ -179,9 +207,13 @@ class History:
             return connection.execute(_count(ATTEMPTS), {"id": job_id}).scalar_one()
 
     def members_by_job(self, job_ids: Collection[JobId]) -> dict[JobId, list[MemberRecord]]:
-        """Return the present and former members of each of the jobs, by worker id."""
+        """Return the present and former members of each of the jobs, by worker id.
+
+        One that was asked to leave is draining at once. Otherwise a new coordinator, which shrinks
+        from the top, would remove others in their place.
+        """
         with self._database.reading() as connection:
-            return _records(connection, _MEMBERS, job_ids, MemberRecord)
+            return _records(connection, _POOL, job_ids, MemberRecord)
 
     def ranks_on_hosts(self, job_ids: Collection[JobId]) -> dict[JobId, HostRanks]:
         """Return how many ranks of each of the jobs are on each host."""
@@ -217,11 +249,6 @@ class History:
                 "wanted_hosts": job.wanted_hosts | {host: expected + 1},
             }
             return update_job(connection, job_id, now, values)
-
-    def departures(self, job_ids: Collection[JobId]) -> dict[JobId, frozenset[int]]:
-        """Return which workers of each of the jobs were asked to leave, present or not."""
-        with self._database.reading() as connection:
-            return departures_of(connection, job_ids)
 
     def request_departure(self, job_id: JobId, worker_id: int, *, actor: str | None = None) -> Job:
         """Ask a worker to leave and the job for one rank less; return the changed job.
@@ -284,7 +311,7 @@ class History:
         """
         with self._database.reading() as connection:
             rows = connection.execute(_EXTREMES, {"id": job_id}).mappings()
-            return {row["name"]: {it: row[it] for it in row if it != "name"} for row in rows}
+            return {row["name"]: {key: row[key] for key in row if key != "name"} for row in rows}
 
     def audit(self, job_id: JobId, limit: int) -> Audit:
         """Return the last `limit` checkpoints and epochs of the job, and counts over all epochs."""

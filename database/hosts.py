@@ -1,4 +1,4 @@
-"""What each host of the cluster has said about itself, written by the coordinator that asked it."""
+"""What each host of the cluster file has said about itself, written by its coordinator."""
 
 from typing import Final
 
@@ -8,7 +8,7 @@ from database.engine import Database
 from database.leases import require_held
 from database.records import HostRecord, Lease, values_of
 from database.tables import HOSTS
-from muster.contracts.views import EngineSweep
+from muster.contracts.views.service import EngineSweep
 
 _ALL: Final = select(HOSTS)
 _ONE: Final = _ALL.where(HOSTS.c.host == bindparam("name"))

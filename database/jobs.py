@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -15,47 +15,47 @@ from database.errors import (
     JobChanged,
     JobExists,
     JobMissing,
-    JobNotTerminal,
     JobOver,
 )
 from database.hosts import Hosts
 from database.idempotency import Answers, IdempotencyKey, answer_to
+from database.job_rows import (
+    APPEND_EVENTS,
+    COLUMNS,
+    IS_UNFINISHED,
+    append_events,
+    check_deletion,
+    departures_of,
+    event_row,
+    find_job,
+    get_continuing_job,
+    get_job,
+    job_of,
+    unfinished_jobs,
+    update_job,
+)
 from database.records import Clock, Event, Job, RowVersion, utc_now, values_of
-from database.tables import AGENTS, DEPARTURES, EVENTS, HOSTS, JOBS
+from database.tables import AGENTS, HOSTS, JOBS
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL
-from muster.contracts.views import FaultView
+from muster.contracts.views.history import FaultView
 
 _MICROSECOND: Final = timedelta(microseconds=1)
-_BATCH: Final = 500  # ids in one statement
 
 FAULTS_KEPT: Final = 16
 """A coordinator takes them at once; of more between two of its looks the first are lost."""
 
-_IS_UNFINISHED: Final = JOBS.c.status.in_(sorted(OPEN))
-_UNFINISHED: Final = (
-    sa.select(JOBS.c.job_id, JOBS.c.uid, JOBS.c.version)
-    .where(_IS_UNFINISHED)
-    .order_by(JOBS.c.created_at, JOBS.c.job_id)
-)
-_COLUMNS: Final = [JOBS.c[field.name] for field in fields(Job)]
-_ONE: Final = sa.select(*_COLUMNS).where(JOBS.c.job_id == sa.bindparam("id"))
-_SEVERAL: Final = sa.select(*_COLUMNS).where(JOBS.c.job_id.in_(sa.bindparam("ids", expanding=True)))
-_BY_UID: Final = sa.select(*_COLUMNS).where(JOBS.c.uid.in_(sa.bindparam("uids", expanding=True)))
-_NOT_OVER: Final = sa.select(JOBS.c.uid).where(_IS_UNFINISHED)
+_BY_UID: Final = sa.select(*COLUMNS).where(JOBS.c.uid.in_(sa.bindparam("uids", expanding=True)))
+_NOT_OVER: Final = sa.select(JOBS.c.uid).where(IS_UNFINISHED)
 _TAKEN: Final = sa.select(JOBS.c.job_id).where(
     JOBS.c.job_id.in_(sa.bindparam("ids", expanding=True))
 )
-_DEPARTURES: Final = sa.select(DEPARTURES).where(
-    DEPARTURES.c.job_id.in_(sa.bindparam("ids", expanding=True))
-)
-_ACTIVE: Final = sa.select(*_COLUMNS).where(JOBS.c.status.in_(sorted(OPEN - {JobStatus.QUEUED})))
+_ACTIVE: Final = sa.select(*COLUMNS).where(JOBS.c.status.in_(sorted(OPEN - {JobStatus.QUEUED})))
 _STATUSES: Final = sa.select(JOBS.c.status, sa.func.count()).group_by(JOBS.c.status)
-_STOPPING: Final = _STATUSES.where(_IS_UNFINISHED, JOBS.c.stop_request.is_not(None))
+_STOPPING: Final = _STATUSES.where(IS_UNFINISHED, JOBS.c.stop_request.is_not(None))
 _NEWEST: Final = sa.select(sa.func.max(JOBS.c.created_at))
 _CREATE: Final = sa.insert(JOBS)
-_APPEND: Final = sa.insert(EVENTS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,24 +137,24 @@ class Jobs:
             outcomes.append(job)
             text = "the job was submitted" + (f": {new.message}" if new.message else "")
             event = Event(at=now, kind="submitted", message=text, actor=new.actor)
-            events.append(_event_row(job.job_id, event))
+            events.append(event_row(job.job_id, event))
             if key:
                 answers[key.principal, key.key] = key.request_sha256, job
                 kept.append((key, job))
         if created:
             connection.execute(_CREATE, [values_of(job) for job in created])
-            connection.execute(_APPEND, events)
+            connection.execute(APPEND_EVENTS, events)
             self._answers.keep_in(connection, kept, now)
         return outcomes
 
     def find(self, job_id: JobId) -> Job | None:
         with self._database.reading() as connection:
-            return _find(connection, job_id)
+            return find_job(connection, job_id)
 
     def get(self, job_id: JobId) -> Job:
         """Return the job, or raise `JobMissing`."""
         with self._database.reading() as connection:
-            return _get(connection, job_id)
+            return get_job(connection, job_id)
 
     def page(self, query: JobQuery, limit: int, after: tuple[datetime, JobId] | None) -> list[Job]:
         """Return up to `limit` jobs in the order of `query`.
@@ -164,7 +164,7 @@ class Jobs:
         """
         position = (JOBS.c.created_at, JOBS.c.job_id)
         order = position if query.oldest_first else [column.desc() for column in position]
-        rows = sa.select(*_COLUMNS).where(*self._conditions(query)).order_by(*order).limit(limit)
+        rows = sa.select(*COLUMNS).where(*self._conditions(query)).order_by(*order).limit(limit)
         if after is not None:
             seen = sa.tuple_(*after, types=[column.type for column in position])
             here = sa.tuple_(*position)
@@ -193,12 +193,14 @@ class Jobs:
 
         Those ended after a time, and are `limit` at most.
         """
-        ended = sa.select(*_COLUMNS).where(JOBS.c.finished_at > ended_after)
+        ended = sa.select(*COLUMNS).where(JOBS.c.finished_at > ended_after)
         # Not one query: SQLite would read all jobs in the order of its index.
         newest_first = ended.order_by(JOBS.c.finished_at.desc()).limit(limit)
         with self._database.reading() as connection:
             return [
-                _job(row) for query in (_ACTIVE, newest_first) for row in connection.execute(query)
+                job_of(row)
+                for query in (_ACTIVE, newest_first)
+                for row in connection.execute(query)
             ]
 
     def unfinished(self, known: Iterable[Job] = ()) -> list[Job]:
@@ -207,7 +209,7 @@ class Jobs:
         A job in `known` is read again only if its row has changed.
         """
         with self._database.reading() as connection:
-            return _unfinished(connection, known)
+            return unfinished_jobs(connection, known)
 
     def unfinished_with_departures(
         self, known: Iterable[Job]
@@ -217,7 +219,7 @@ class Jobs:
         Both are of one moment, because a request to leave also takes a rank from its job.
         """
         with self._database.reading() as connection:
-            jobs = _unfinished(connection, known)
+            jobs = unfinished_jobs(connection, known)
             synchronous = [job.job_id for job in jobs if job.spec.mode == "synchronous"]
             return jobs, departures_of(connection, synchronous)
 
@@ -225,7 +227,7 @@ class Jobs:
         """Return those of these jobs that exist."""
         with self._database.reading() as connection:
             rows = connection.execute(_BY_UID, {"uids": list(uids)})
-            return {job.uid: job for job in map(_job, rows)}
+            return {job.uid: job for job in map(job_of, rows)}
 
     def not_over(self, uids: Collection[JobUid]) -> set[JobUid]:
         """Return which of these jobs are not over; a deleted job is over."""
@@ -242,7 +244,7 @@ class Jobs:
         since = sa.func.coalesce(
             JOBS.c.finished_at, JOBS.c.created_at, type_=JOBS.c.created_at.type
         )
-        query = sa.select(*_COLUMNS).where(_has_status(statuses)).order_by(since, JOBS.c.job_id)
+        query = sa.select(*COLUMNS).where(_has_status(statuses)).order_by(since, JOBS.c.job_id)
         return self._list(query if cutoff is None else query.where(since < cutoff))
 
     def request_stop(
@@ -261,7 +263,7 @@ class Jobs:
         event. Raises `JobMissing`, also if `uid` is given and another job has the id now.
         """
         with self._database.writing() as connection:
-            job = _get(connection, job_id)
+            job = get_job(connection, job_id)
             if uid not in {None, job.uid}:
                 raise JobMissing(job_id)
             if job.is_terminal or job.stop_request in (request, StopRequest.FORCED):
@@ -323,7 +325,7 @@ class Jobs:
     def request_fault(self, job: Job, fault: FaultView, *, actor: str | None = None) -> FaultView:
         """Request a fault, and return it with its number. Raises `JobMissing` or `JobOver`."""
         with self._database.writing() as connection:
-            now = _get(connection, job.job_id)
+            now = get_job(connection, job.job_id)
             if now.is_terminal or now.uid != job.uid:
                 raise JobOver(job.job_id, now.status)
             number = now.faults[-1].number + 1 if now.faults else 1
@@ -341,7 +343,7 @@ class Jobs:
         It blocks all other writers, so keep it short. Raises the errors of `delete`.
         """
         with self._database.writing() as connection:
-            _check_deletion(connection, job_id, uid)
+            check_deletion(connection, job_id, uid)
             yield
 
     def delete(self, job_id: JobId, uid: JobUid, *, with_files: bool = False) -> None:
@@ -351,7 +353,7 @@ class Jobs:
         `JobMissing` if the id is free or another job has it now, and `JobNotTerminal`.
         """
         with self._database.writing() as connection:
-            _check_deletion(connection, job_id, uid)
+            check_deletion(connection, job_id, uid)
             if with_files:
                 hosts = sa.select(AGENTS.c.host).join(HOSTS, HOSTS.c.host == AGENTS.c.host)
                 for host in connection.scalars(hosts.where(AGENTS.c.job_id == job_id)).all():
@@ -401,83 +403,7 @@ class Jobs:
 
     def _list(self, query: sa.Select[Any]) -> list[Job]:
         with self._database.reading() as connection:
-            return [_job(row) for row in connection.execute(query)]
-
-
-# Inside the transaction of a caller
-
-
-def get_continuing_job(connection: sa.Connection, job_id: JobId) -> Job:
-    """Return the job; raise `JobMissing`, or `JobOver` if it is over or a stop was requested."""
-    job = _get(connection, job_id)
-    if job.is_terminal or job.stop_request is not None:
-        raise JobOver(job_id, job.status_shown)
-    return job
-
-
-def update_job(
-    connection: sa.Connection, job_id: JobId, now: datetime, values: Mapping[str, object]
-) -> Job:
-    """Set columns of the job's row, and return the job."""
-    changed = {**values, "updated_at": now, "version": JOBS.c.version + 1}
-    connection.execute(sa.update(JOBS).where(JOBS.c.job_id == job_id).values(changed))
-    return _get(connection, job_id)
-
-
-def append_events(connection: sa.Connection, job_id: JobId, events: Collection[Event]) -> None:
-    """Append to a job's events; the database numbers them."""
-    if events:
-        connection.execute(_APPEND, [_event_row(job_id, event) for event in events])
-
-
-def departures_of(
-    connection: sa.Connection, job_ids: Collection[JobId]
-) -> dict[JobId, frozenset[int]]:
-    """Return which workers of each of the jobs were asked to leave, present or not."""
-    found: dict[JobId, set[int]] = {job_id: set() for job_id in job_ids}
-    for row in connection.execute(_DEPARTURES, {"ids": list(found)}):
-        found[row.job_id].add(row.worker_id)
-    return {job_id: frozenset(workers) for job_id, workers in found.items()}
-
-
-def _unfinished(connection: sa.Connection, known: Iterable[Job]) -> list[Job]:
-    found = {job.row_version: job for job in known}
-    rows = connection.execute(_UNFINISHED).all()
-    new = [row.job_id for row in rows if (row.uid, row.version) not in found]
-    for start in range(0, len(new), _BATCH):
-        read = connection.execute(_SEVERAL, {"ids": new[start : start + _BATCH]})
-        found |= {job.row_version: job for job in map(_job, read)}
-    return [found[row.uid, row.version] for row in rows]
-
-
-def _event_row(job_id: JobId, event: Event) -> dict[str, Any]:
-    row = values_of(event) | {"job_id": job_id}
-    del row["event_id"]
-    return row
-
-
-def _find(connection: sa.Connection, job_id: JobId) -> Job | None:
-    row = connection.execute(_ONE, {"id": job_id}).one_or_none()
-    return None if row is None else _job(row)
-
-
-def _get(connection: sa.Connection, job_id: JobId) -> Job:
-    job = _find(connection, job_id)
-    if job is None:
-        raise JobMissing(job_id)
-    return job
-
-
-def _job(row: sa.Row[Any]) -> Job:
-    return Job(**row._asdict())
-
-
-def _check_deletion(connection: sa.Connection, job_id: JobId, uid: JobUid) -> None:
-    job = _get(connection, job_id)
-    if job.uid != uid:
-        raise JobMissing(job_id)
-    if not job.is_terminal:
-        raise JobNotTerminal(job_id, job.status_shown)
+            return [job_of(row) for row in connection.execute(query)]
 
 
 def _has_status(statuses: Collection[JobStatus]) -> sa.ColumnElement[bool]:
@@ -492,5 +418,5 @@ def _has_status(statuses: Collection[JobStatus]) -> sa.ColumnElement[bool]:
         is_asked = JOBS.c.stop_request.is_not(None)
         found = sa.or_(found, sa.and_(JOBS.c.status.in_(sorted(wanted & OPEN)), ~is_asked))
         if JobStatus.STOPPING in wanted:
-            found = sa.or_(found, sa.and_(_IS_UNFINISHED, is_asked))
+            found = sa.or_(found, sa.and_(IS_UNFINISHED, is_asked))
     return found

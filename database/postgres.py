@@ -140,8 +140,8 @@ class PostgresBackend:
         return True
 
     def changes(self) -> int | None:
-        heard = self._notifications
-        return heard.count if heard is not None and heard.is_listening else None
+        known = self._notifications
+        return known.count if known is not None and known.is_listening else None
 
     def facts(self, connection: sa.Connection) -> Mapping[str, Any]:
         return connection.exec_driver_sql(_FACTS).one()._asdict()
@@ -176,7 +176,7 @@ def _leave_read_only(context: sa.engine.ExceptionContext) -> None:
 
 
 class Notifications:
-    """Hears of every commit, with a thread and a connection of its own."""
+    """Is notified of every commit, with a thread and a connection of its own."""
 
     def __init__(self, engine: sa.Engine, on_commit: Callable[[], None]) -> None:
         self.count = 0
@@ -205,14 +205,14 @@ class Notifications:
                 connection.exec_driver_sql(f"LISTEN {CHANNEL}")
                 self.is_listening = True
                 pause_seconds = RECONNECT_SECONDS[0]
-                self._hear(connection.connection.dbapi_connection)
+                self._receive(connection.connection.dbapi_connection)
             self.is_listening = False
             if ended.poll(1000 * pause_seconds):
                 os.close(self._ending)
                 return
             pause_seconds = min(2 * pause_seconds, longest_seconds)
 
-    def _hear(self, connection: Any) -> None:  # noqa: ANN401  the driver's
+    def _receive(self, connection: Any) -> None:  # noqa: ANN401  the driver's
         """Count notifications until the connection is lost or `close` is called."""
         readable = select.poll()
         readable.register(connection, select.POLLIN)

@@ -19,7 +19,8 @@ from muster.contracts.job.status import TERMINAL, JobId, JobStatus, JobUid, Stop
 from muster.contracts.messages.rank import EpochDone
 from muster.contracts.rank import NO_PROGRESS, ProcessRecord, RankProgress
 from muster.contracts.series import Point
-from muster.contracts.views import AttemptView, CheckpointView, EngineSweep, EventView, FaultView
+from muster.contracts.views.history import AttemptView, CheckpointView, EventView, FaultView
+from muster.contracts.views.service import EngineSweep
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -129,7 +130,7 @@ class AgentRecord:
     """The present or last agent of a job on one host."""
 
     host: str
-    generation: int  # counts the agents of this host; frames of a stale agent carry a lower number
+    agent_number: int  # counts the agents of this host; frames of a stale one carry a lower number
     state: AgentState = AgentState.ABSENT
     process: ProcessRecord | None = None  # None once it is known to have exited
     token_sha256: str | None = None
@@ -178,11 +179,6 @@ class RankRecord:
     fruitless: int = 0  # consecutive failures without progress
     proven_step: int = -1  # how far the job had got at the last of those failures
 
-    @property
-    def worker_id(self) -> str:
-        """``rank.attempt``, or the rank alone before its first attempt."""
-        return f"{self.rank}" if self.attempt < 0 else f"{self.rank}.{self.attempt}"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberRecord:
@@ -199,6 +195,13 @@ class MemberRecord:
     joined_at: datetime
     joined_step: int | None = None  # the first step it took part in; None until it is active
     last_heartbeat_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord(RankRecord):
+    """A rank, and what its attempt is in the job's pool. No table holds it."""
+
+    member: MemberRecord | None = None
 
 
 class CheckpointRecord(CheckpointView, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from muster.host.code import Script, script_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
+class ResolvedSpec:
     """A job with known, absolute directories; `spec` names the same."""
 
     spec: JobSpec
@@ -39,12 +39,12 @@ class Completed:
         return not (isinstance(self.dataset_dir, Path) and isinstance(self.checkpoint_dir, Path))
 
 
-def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Completed:
+def resolve(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> ResolvedSpec:
     """Return the job with every directory filled in; relative paths start at `working_dir`.
 
     A named directory is used whether or not it exists. A job without a data set gets the default
     one. If that has no shards, the built-in program gets the synthetic data set, which is not
-    created here. Completing twice changes nothing. Raises `ShardUnreadable`.
+    created here. Resolving twice changes nothing. Raises `ShardUnreadable`.
     """
     checkpoint_dir = settings.checkpoint_dir
     if spec.checkpoint_dir is not None:
@@ -61,7 +61,7 @@ def complete(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> Com
             there = f"{dataset_dir} {error.problem}"
             note = f"no data set was named and {there}: a small synthetic one will be used"
             dataset_dir = DataDir(settings.data_dir).synthetic_dataset
-    return Completed(
+    return ResolvedSpec(
         spec=msgspec.structs.replace(
             spec,
             dataset_dir=str(dataset_dir),

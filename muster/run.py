@@ -36,7 +36,7 @@ from muster.checkpoints.errors import RestoreDamaged, UnsupportedState
 from muster.checkpoints.manifest import ARITHMETIC
 from muster.checkpoints.nested import flatten, load_into, unflatten
 from muster.contracts.errors import MusterError
-from muster.contracts.job.spec import JOB_ID_PATTERN, ResumeFrom
+from muster.contracts.job.field_types import JOB_ID_PATTERN, ResumeFrom
 from muster.contracts.location import S3Location
 from muster.contracts.messages.rank import (
     METRIC_NAME_LIMIT,
@@ -272,8 +272,8 @@ class Run:
         `CheckpointError`; older checkpoints are then unchanged.
         """
         parts = {
-            name: it.state_dict() if hasattr(it, "state_dict") else it
-            for name, it in objects.items()
+            name: value.state_dict() if hasattr(value, "state_dict") else value
+            for name, value in objects.items()
         }
         if twice := sorted(parts.keys() & (state or {}).keys()):
             raise UnsupportedState(f"{twice[0]!r} is given twice: leave one of the two out")

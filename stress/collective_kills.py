@@ -198,21 +198,21 @@ class Ranks:
             self.processes.append(process)
             self.ends.append(own)
 
-    def hear(self, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
+    def receive(self, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
         """Return what each of the ranks says next; those are missing that say nothing in time."""
-        heard: dict[int, Any] = {}
+        received: dict[int, Any] = {}
         deadline = time.monotonic() + seconds
-        while missing := [it for it in ranks if it not in heard]:
+        while missing := [it for it in ranks if it not in received]:
             left = max(0.0, deadline - time.monotonic())
             ready = wait([self.ends[it] for it in missing], left)
             if not ready:
                 break
             for rank in (it for it in missing if self.ends[it] in ready):
                 try:
-                    heard[rank] = self.ends[rank].recv()
+                    received[rank] = self.ends[rank].recv()
                 except EOFError:
-                    heard[rank] = (0, "it has died, see its output", 0.0)
-        return heard
+                    received[rank] = (0, "it has died, see its output", 0.0)
+        return received
 
     def tell(self, ranks: Iterable[int], order: tuple[str, int]) -> None:
         for rank in ranks:
@@ -234,7 +234,7 @@ def perform(trial: Trial, took: dict[str, list[float]]) -> Iterator[str]:
     others = [rank for rank in range(trial.world_size) if rank != victim]
     with closing(ranks):
         ranks.start()
-        runs = ranks.hear(range(trial.world_size), PATIENCE_SECONDS)
+        runs = ranks.receive(range(trial.world_size), PATIENCE_SECONDS)
         if set(runs.values()) != {"runs"} or len(runs) < trial.world_size:
             yield f"not all ranks began: {runs}"
             return
@@ -243,10 +243,10 @@ def perform(trial: Trial, took: dict[str, list[float]]) -> Iterator[str]:
         at = time.monotonic()
         os.kill(ranks.processes[victim].pid or 0, number)
         affected = range(trial.world_size) if trial.harm == "cut" else others
-        ended = ranks.hear(affected, LIMIT_SECONDS + STOPPED_SECONDS)
+        ended = ranks.receive(affected, LIMIT_SECONDS + STOPPED_SECONDS)
         if trial.harm == "stop":
             os.kill(ranks.processes[victim].pid or 0, signal.SIGCONT)
-            ended |= ranks.hear([victim], PATIENCE_SECONDS)
+            ended |= ranks.receive([victim], PATIENCE_SECONDS)
             affected = range(trial.world_size)
         for rank in affected:
             _, error, when = ended.get(rank, (0, None, at))
@@ -259,7 +259,7 @@ def perform(trial: Trial, took: dict[str, list[float]]) -> Iterator[str]:
         else:
             affected = others
             ranks.tell(others, ("go on without", victim))
-        done = ranks.hear(affected, PATIENCE_SECONDS)
+        done = ranks.receive(affected, PATIENCE_SECONDS)
         if done != dict.fromkeys(affected, "done"):
             yield f"not all ranks went on: {done}"
         ranks.tell(affected, ("end", 0))

@@ -177,10 +177,9 @@ def start_ranks(installation: Installation, ranks: int, **fields: object) -> lis
 def live_rank(installation: Installation, job_id: str, rank: int) -> tuple[int, int]:
     """Return pid and attempt of a rank, once it is alive."""
     seen = installation.wait_until(
-        job_id, lambda seen: seen["workers"][rank]["state"] == "live" and pids(seen)[rank]
+        job_id, lambda seen: seen["workers"][rank]["process"] == "live" and pids(seen)[rank]
     )
-    _, _, attempt = seen["workers"][rank]["worker_id"].partition(".")
-    return pids(seen)[rank], int(attempt)
+    return pids(seen)[rank], int(seen["workers"][rank]["attempt"])
 
 
 def delays(installation: Installation, kind: str, struck: dict[Process, float]) -> list[float]:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from muster.contracts.settings.environ import SPARE_RANK
+from muster.contracts.settings.names import SPARE_RANK
 from muster.host.containment import tag_of
 from muster.host.processes import identify
 from tests.support.hosts import Host, signal_all
@@ -39,20 +39,20 @@ class CoordinatorHost(Host):
 
     # Its processes, by the pids that they have outside
 
-    def marks(self) -> dict[int, str]:
+    def tagged(self) -> dict[int, str]:
         """Return what each is of which job; "" for a coordinator, nothing for its fork server."""
         tags = {pid: tag_of(pid) for pid in self.processes()}
         return {pid: tag or "" for pid, tag in tags.items() if tag != ""}
 
     def ranks(self) -> dict[int, str]:
-        return {pid: mark for pid, mark in self.marks().items() if is_of_rank(mark)}
+        return {pid: tag for pid, tag in self.tagged().items() if is_of_rank(tag)}
 
     def agents(self) -> dict[int, str]:
         """Return the agents, and what they keep ready."""
-        return {pid: mark for pid, mark in self.marks().items() if mark and not is_of_rank(mark)}
+        return {pid: tag for pid, tag in self.tagged().items() if tag and not is_of_rank(tag)}
 
     def coordinators(self) -> list[int]:
-        return [pid for pid, mark in self.marks().items() if not mark]
+        return [pid for pid, tag in self.tagged().items() if not tag]
 
     # Its coordinator
 
@@ -68,9 +68,9 @@ class CoordinatorHost(Host):
         )
 
 
-def is_of_rank(mark: str) -> bool:
+def is_of_rank(tag: str) -> bool:
     """Return False for an agent and what it keeps ready: its prefork server, spare processes."""
-    _, *place = mark.split("/")
+    _, *place = tag.split("/")
     return len(place) == 2 and place[0].isdigit() and int(place[0]) != SPARE_RANK
 
 

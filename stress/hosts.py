@@ -22,7 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
-from cli.data.checkpoints import digests
+from muster.checkpoints.comparison import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.job.status import JobId
 from muster.contracts.settings.paths import checkpoints_of_job
@@ -80,8 +80,8 @@ class Schedule:
 
     def kill_rank(self) -> None:
         host = self._draw.choice(self._installation.machines)
-        marks = self._installation.marked(host).items()
-        ranks = [pid for pid, mark in marks if mark.partition("/")[0] in map(str, range(RANKS))]
+        tags = self._installation.process_tags(host).items()
+        ranks = [pid for pid, tag in tags if tag.partition("/")[0] in map(str, range(RANKS))]
         if ranks:
             os.kill(self._draw.choice(ranks), signal.SIGKILL)
 
@@ -98,16 +98,17 @@ class Schedule:
     def cut(self) -> None:
         host, one_way = self._other_host(), self._draw.random() < 0.5
         others = [it for it in self._installation.machines if it is not host]
-        began, before = datetime.now(UTC), set(self._installation.marked(host))
+        began, before = datetime.now(UTC), set(self._installation.process_tags(host))
         host.cut(*others, one_way=one_way)
         time.sleep(self._draw.uniform(LEAST_CUT_SECONDS, self._most_cut))
         host.heal()
         if any(self._seconds_until("host_lost", began)):
             healed = time.monotonic()
             await_value(
-                lambda: not before & set(self._installation.marked(host)),
+                lambda: not before & set(self._installation.process_tags(host)),
                 lambda: (
-                    f"ranks of {host.name}, which was given up: {self._installation.marked(host)}"
+                    f"ranks of {host.name}, which was given up: "
+                    f"{self._installation.process_tags(host)}"
                 ),
             )
             self.seconds.setdefault(STALE, []).append(time.monotonic() - healed)
@@ -209,8 +210,8 @@ def _problems(installation: ClusterInstallation, job_id: str, wanted: object) ->
     if not (audit["complete"] and audit["exactly_once"]):
         yield f"{job_id}: {audit}"
     await_value(
-        lambda: not any(installation.marked(host) for host in installation.machines),
-        lambda: f"left behind: {[installation.marked(it) for it in installation.machines]}",
+        lambda: not any(installation.process_tags(host) for host in installation.machines),
+        lambda: f"left behind: {[installation.process_tags(it) for it in installation.machines]}",
     )
 
 

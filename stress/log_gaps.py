@@ -126,7 +126,7 @@ def _kill(installation: Installation, victim: str, job_id: str, draw: random.Ran
             found = tagged_processes(f"{installation.uids[job_id]}/agent")
         case _:
             ranks = (f"{installation.uids[job_id]}/{rank}/" for rank in range(2))
-            found = [record for mark in ranks for record in tagged_processes(mark)[:1]]
+            found = [record for tag in ranks for record in tagged_processes(tag)[:1]]
     if not found:
         return 0
     send_signal(draw.choice(found), signal.SIGKILL)

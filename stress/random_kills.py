@@ -48,7 +48,7 @@ def survive_kills(installation: Installation, *, kills: int, seed: int, **fields
         after = installation.wait_until(job_id, lambda now, killed=killed: killed not in pids(now))
         for rank in living:
             worker = after["workers"][rank]
-            undisturbed = worker["pid"] == pids(seen)[rank] or worker["state"] == "finished"
+            undisturbed = worker["pid"] == pids(seen)[rank] or worker["process"] == "finished"
             assert undisturbed or rank == victim, installation.describe(job_id)
         seen = installation.wait_until(job_id, lambda now: any(pids(now)) or is_over(now))
     seen = installation.complete(job_id)

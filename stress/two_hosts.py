@@ -18,10 +18,10 @@ from typing import Any
 
 from sqlalchemy import URL, create_engine, text
 
-from cli.data.checkpoints import digests
 from database.engine import Database
 from database.leases import Leases
 from database.records import Lease
+from muster.checkpoints.comparison import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.settings.paths import checkpoints_of_job
 from stress.frozen_hosts import CoordinatorHost
@@ -130,11 +130,12 @@ class TwoHosts:
         lease = self.lease()
         return lease if lease is not None and lease.epoch > former.epoch else None
 
-    def _ranks(self, job_id: str) -> dict[int, Any]:
+    def _ranks(self, job_id: str) -> dict[str, Any]:
         workers = self.installation.see(job_id)["workers"]
-        return {one["worker_id"]: (one["pid"], one["restarts"]) for one in workers if one["pid"]}
+        alive = (one for one in workers if one["pid"])
+        return {f"{it['rank']}.{it['attempt']}": (it["pid"], it["restarts"]) for it in alive}
 
-    def _compare(self, before: Mapping[str, Mapping[int, Any]]) -> None:
+    def _compare(self, before: Mapping[str, Mapping[str, Any]]) -> None:
         for job_id, ranks in before.items():
             after = self._ranks(job_id)
             for worker, process in ranks.items():

@@ -13,7 +13,8 @@ from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import Reason
 from muster.contracts.messages.rank import Executing, PermanentFailure, RankMessage
-from muster.contracts.settings.environ import PROCESS_TAG, SINGLE_THREADED, RankSettings
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.settings.names import PROCESS_TAG, SINGLE_THREADED
 from muster.host.containment import contain_self
 from muster.host.processes import module_command
 from muster.runtime.agent_client import AgentClient, AgentSocket

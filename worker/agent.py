@@ -69,7 +69,6 @@ TICK_SECONDS: Final = 0.25
 GROUP_SECONDS: Final = 0.005
 """How long the containment of a dead rank waits for the survivors' new group."""
 
-RECONNECT_SECONDS: Final = 0.5
 WELCOME_SECONDS: Final = 5.0
 """How long a coordinator may take to accept us; it does not need its database for that."""
 
@@ -129,8 +128,8 @@ class Agent:
         has_finished = self._helper is not None and self._helper.stop()
         kill_descendants()
         self._link.close()
-        are_logs_home = has_finished and self._assignment.is_remote
-        if are_logs_home and self._is_dismissed and not self._ranks.is_replaced:
+        are_logs_sent = has_finished and self._assignment.is_remote
+        if are_logs_sent and self._is_dismissed and not self._ranks.is_replaced:
             shutil.rmtree(self._files.root, ignore_errors=True)
         return self._exit_code
 
@@ -142,7 +141,7 @@ class Agent:
             return
         adopted = self._assignment.adopted
         spared = {*(rank.process_tag for rank in adopted), helper_tag(self._assignment)}
-        if self._assignment.generation > 1 and not self._assignment.is_joined:
+        if self._assignment.agent_number > 1 and not self._assignment.is_joined:
             kill_leftovers(self._assignment.job_uid, spared, {os.getpid(), prefork_pid})
         for rank in adopted:
             self._ranks.adopt(rank)
@@ -197,8 +196,7 @@ class Agent:
         if self._has_new_coordinator(now, ADDRESS_SEARCH_SECONDS) or now >= self._next_connect:
             self._link.close()  # a coordinator that has not accepted us by now is dead
             self._connect()
-            wait_seconds = WELCOME_SECONDS if self._link.is_open else RECONNECT_SECONDS
-            self._next_connect = now + wait_seconds
+            self._next_connect = now + WELCOME_SECONDS
         alone_seconds = _since_boot() - self._last_connected
         timeout = self._assignment.orphan_timeout_seconds
         if alone_seconds >= timeout + self._assignment.stop_grace_seconds:
@@ -243,7 +241,7 @@ class Agent:
             AgentHello(
                 job_uid=self._assignment.job_uid,
                 host=self._assignment.host,
-                generation=self._assignment.generation,
+                agent_number=self._assignment.agent_number,
                 token=self._assignment.token,
                 machine=machine_id(),
                 boot_id=boot_id(),
@@ -297,7 +295,7 @@ class Agent:
             if found is not None and found.process.identity is not None:
                 with suppress(PermissionError):  # it has changed its user
                     send_signal(found.process.identity, number)
-        if fault.agent == self._assignment.generation:
+        if fault.agent == self._assignment.agent_number:
             self._ranks.signal_all(number)
             os.kill(os.getpid(), number)
 
@@ -317,11 +315,11 @@ class Agent:
         answers: list[CheckpointsListed] = []
         address = self._files.storage_socket if self._assignment.has_storage else None
 
-        def look() -> None:
+        def read() -> None:
             with theirs:  # at its end `wake_up` becomes readable
                 answers.append(_listed(order, self._assignment.job_uid, address))
 
-        thread = threading.Thread(target=look, daemon=True)
+        thread = threading.Thread(target=read, daemon=True)
 
         def report() -> None:
             thread.join()

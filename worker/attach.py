@@ -2,7 +2,7 @@
 
 The coordinator runs ``python -P -m muster worker.attach`` here through ssh, for example.
 Orders come on standard input, answers go to standard output, see
-`muster.contracts.messages.attach`. Agents are detached: they live on when the line breaks.
+`muster.contracts.messages.attach`. Agents are detached: they live on when the connection breaks.
 """
 
 import os
@@ -40,10 +40,10 @@ from muster.contracts.messages.attach import (
     WatchAgent,
 )
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import SERVICE_ONLY, SINGLE_THREADED
+from muster.contracts.settings.names import SERVICE_ONLY, SINGLE_THREADED
 from muster.contracts.settings.paths import DataDir, JobFiles, LogName
 from muster.host.containment import kill_job, tagged_processes
-from muster.host.files import closing, existing, file_mark, publish_newer_address, shares_directory
+from muster.host.files import closing, existing, file_identity, publish_address, shares_directory
 from muster.host.gpus import describe_gpus
 from muster.host.limits import ShellLimits, memory_limits, usable_processors
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
@@ -80,7 +80,8 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
             if order.kills:
                 kill(agent)
             elif order.coordinator is not None:
-                publish_newer_address(order.coordinator, _address_file(order))
+                file = DataDir(Path(order.data_dir)).coordinator_address
+                publish_address(order.coordinator, file)
             _watch(agent, lambda: None)
         case CleanHost():
             _say(HostClean(left=kill_job(order.job_uid, order.known)))
@@ -93,9 +94,9 @@ def _carry_out(order: Order, limits: ShellLimits) -> None:
 def _probe(order: ProbeHost) -> HostProbed:
     data = DataDir(Path(order.data_dir))
     facts = _facts(order.environment, order.data_dir)
-    why = _refusal(data.root, data.coordinator_address, order.home)
+    why = _refusal(data.root, data.coordinator_address, order.coordinator_file)
     # In a shared directory they are those of the coordinator's host.
-    jobs = _job_directories(data) if order.home is not None and not why else {}
+    jobs = _job_directories(data) if order.coordinator_file is not None and not why else {}
     for uid in jobs.keys() & set(order.deleted):
         if not tagged_processes(f"{uid}/"):
             shutil.rmtree(jobs.pop(uid).root, ignore_errors=True)
@@ -135,12 +136,12 @@ def _free_mb(directory: Path) -> int:
     return shutil.disk_usage(existing(directory)).free >> 20
 
 
-def _refusal(data_dir: Path, marked: Path, home: tuple[int, int] | None) -> str:
+def _refusal(data_dir: Path, own_file: Path, coordinator_file: tuple[int, int] | None) -> str:
     """Return why no agent can have its files in a directory, "" if one can.
 
-    `home` is the mark of the file `marked` on the coordinator's host.
+    `coordinator_file` is the identity of `own_file` on the coordinator's host.
     """
-    if home is not None and file_mark(marked) == home:
+    if coordinator_file is not None and file_identity(own_file) == coordinator_file:
         return (
             f"{data_dir} is shared with the coordinator's host: set MUSTER_DATA_DIR "
             "to a path that is on a disk of its own on every host, such as /var/tmp/muster"
@@ -155,14 +156,14 @@ def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
     files = JobFiles(Path(assignment.job_root))
     if (free_mb := _free_mb(files.root)) < FREE_LIMIT_MB:
         raise OSError(f"only {free_mb} MiB are free in {files.root.parents[1]}: make room there")
-    if why := _refusal(files.root.parents[1], files.owner, order.home):
+    if why := _refusal(files.root.parents[1], files.owner, order.coordinator_file):
         raise OSError(why)
     claim_directory(files, JobUid(assignment.job_uid))
     files.run.mkdir(exist_ok=True)
     environ = {name: value for name, value in os.environ.items() if name not in SERVICE_ONLY}
     environ |= order.environment
-    if order.coordinator is not None:
-        publish_newer_address(order.coordinator, Path(assignment.address_file))
+    if assignment.coordinator is not None:
+        publish_address(assignment.coordinator, Path(assignment.address_file))
     with files.agent_log.open("ab") as log:
         process = start_agent(assignment, log, environ, limits)
     agent = identify(process.pid, or_zombie=True)
@@ -190,19 +191,6 @@ def _find(order: WatchAgent) -> ProcessRecord | None:
     return next(iter(tagged_processes(agent_tag(order.job_uid))), None)
 
 
-def _address_file(order: WatchAgent) -> Path:
-    """Return where the job's agent reads the coordinator's address. Raises OSError."""
-    return _files(order).coordinator_address
-
-
-def _files(order: WatchAgent | FetchLogs) -> JobFiles:
-    """Return the files of a job. Raises OSError if there are none."""
-    found = _job_directories(DataDir(Path(order.data_dir))).get(order.job_uid)
-    if found is None:
-        raise OSError(f"job {order.job_uid} has no directory in {order.data_dir}")
-    return found
-
-
 def _job_directories(data: DataDir) -> dict[str, JobFiles]:
     """Return the files of each job that has a directory here, by the job's uid."""
     roots = data.jobs.iterdir() if data.jobs.is_dir() else ()
@@ -215,10 +203,12 @@ def _send_logs(order: FetchLogs) -> None:
     # Other orders need no connection of an agent, whose modules take long to load.
     from worker.coordinator.log_sender import LogPasses  # noqa: PLC0415
 
-    files = _files(order)
+    files = _job_directories(DataDir(Path(order.data_dir))).get(order.job_uid)
+    if files is None:
+        raise OSError(f"job {order.job_uid} has no directory in {order.data_dir}")
     if tagged_processes(f"{order.job_uid}/"):
         raise OSError(f"processes of job {order.job_uid} still run")
-    if order.home is None or file_mark(files.owner) == order.home:
+    if order.coordinator_file is None or file_identity(files.owner) == order.coordinator_file:
         raise OSError(f"{files.root} is shared with the coordinator's host")
     sizes = {(LogName(rank, attempt), kind): n for rank, attempt, kind, n in order.sizes}
     passes = LogPasses(files, sizes, lambda part: _say(LogFetched(part=part)))

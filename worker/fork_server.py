@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from muster.contracts.messages.assignment import FORKED_PID, ForkAgent
-from muster.contracts.settings.environ import SINGLE_THREADED
+from muster.contracts.settings.names import SINGLE_THREADED
 from muster.host.containment import overwrite_tag
 from muster.runtime.exit_report import exit_process, print_error
 
@@ -82,7 +82,7 @@ def _fork_prefork(job_uid: str) -> tuple[int, socket.socket]:
         os.dup2(nothing, 0)
         os.close(nothing)
         ours.close()
-        overwrite_tag(f"{job_uid}/template")
+        overwrite_tag(f"{job_uid}/prefork")
         # As after exec: a program's own module `worker` must not meet ours, and processes that it
         # spawns import the main module by name.
         del sys.path[0]  # see `muster.__main__`

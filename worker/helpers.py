@@ -13,7 +13,7 @@ import msgspec
 
 from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.messages.storage import StorageAssignment
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.paths import JobFiles
 from muster.host.processes import module_command
 from muster.runtime.stderr_messages import print_stderr

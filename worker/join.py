@@ -16,12 +16,12 @@ import tempfile
 import threading
 import time
 from contextlib import closing
-from itertools import cycle
 from pathlib import Path
 from secrets import token_bytes
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from muster.contracts.errors import AuthenticationFailed
 from muster.contracts.interpreter import PROTOCOL
@@ -36,8 +36,9 @@ from muster.contracts.messages.attach import (
     OrderFailed,
 )
 from muster.contracts.messages.rank import NONCE_BYTES
-from muster.contracts.settings.environ import SERVICE_ONLY
-from muster.contracts.settings.paths import JobFiles
+from muster.contracts.settings.names import SERVICE_ONLY
+from muster.contracts.settings.paths import DataDir, JobFiles
+from muster.host.files import publish_address
 from muster.host.limits import ShellLimits
 from muster.host.processes import adopt_orphans
 from muster.links.reconnect import LINK_ERRORS, Reconnect
@@ -45,12 +46,12 @@ from muster.runtime.agent_process import start_agent
 from muster.runtime.archive import claim_directory
 from muster.runtime.stderr_messages import print_stderr
 from worker.attach import with_checkpoints
-from worker.coordinator.link import HomeLink
+from worker.coordinator.link import ThreadLink
 from worker.coordinator.log_sender import send_logs
 from worker.helpers import SENDER_GRACE_SECONDS
 from worker.ranks.containment import kill_descendants
 
-ROUTE_SECONDS: Final = 120.0  # for the way home, which a coordinator's successor may have to open
+ROUTE_SECONDS: Final = 120.0  # for the way to the coordinator, whose successor may have to open
 RETRY_SECONDS: Final = 0.5
 
 REFUSED_SECONDS: Final = 10.0
@@ -79,20 +80,18 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
     request = JoinRequest(
         job_uid=order.job_uid,
         host=order.host,
-        generation=order.generation,
+        agent_number=order.agent_number,
         token=order.token,
         nonce=token_bytes(NONCE_BYTES),
         node=platform.node(),
         protocol=PROTOCOL,
     )
     refused_since = math.inf
-    attempts = Reconnect(
-        cycle(order.coordinators).__next__, RETRY_SECONDS, ROUTE_SECONDS, print_stderr
-    )
+    address, attempts = order.coordinator, Reconnect(RETRY_SECONDS, ROUTE_SECONDS, print_stderr)
+    assert address is not None  # noqa: S101  our machine is not the coordinator's
     for _ in attempts:
-        address = attempts.next_address()
         try:
-            with closing(HomeLink(order, address, request)) as link:
+            with closing(ThreadLink(order, request, address)) as link:
                 answer = _DECODER.decode(link.receive())
                 if isinstance(answer, OrderFailed):
                     print_stderr(answer.message)
@@ -112,8 +111,10 @@ def ask(order: JoinOrder) -> LaunchAgent | JoinExit:
 def run_agent(launch: LaunchAgent, limits: ShellLimits) -> int:
     """Run an agent to its end, and see to it that nothing of it is left."""
     root = Path(tempfile.mkdtemp(prefix="muster-"))
-    files, assignment = JobFiles(root / "job"), launch.assignment
-    assignment = msgspec.structs.replace(assignment, job_root=str(files.root))
+    files, file = JobFiles(root / "job"), DataDir(root).coordinator_address
+    assignment = replace(launch.assignment, job_root=str(files.root), address_file=str(file))
+    if assignment.coordinator is not None:
+        publish_address(assignment.coordinator, file)
     claim_directory(files, JobUid(assignment.job_uid))
     files.run.mkdir(exist_ok=True)
     environ = {name: value for name, value in os.environ.items() if name not in SERVICE_ONLY}
@@ -129,7 +130,7 @@ def run_agent(launch: LaunchAgent, limits: ShellLimits) -> int:
 
 
 def send_remaining_logs(assignment: AgentAssignment, files: JobFiles) -> bool:
-    """Send what an agent has left; return whether all logs are home."""
+    """Send what an agent has left; return whether all logs are sent."""
     if not files.root.exists():
         return True  # the agent has removed it
     is_ending = threading.Event()

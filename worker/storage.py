@@ -54,7 +54,7 @@ from muster.host.peers import peer_of, short_socket_path
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import print_stderr
 from worker.coordinator.log_sender import send_logs
-from worker.coordinator.store import CoordinatorLine, CoordinatorStore
+from worker.coordinator.store import CoordinatorStore, StoreLink
 from worker.helpers import SENDER_GRACE_SECONDS
 
 BACKLOG: Final = 4096  # all ranks of a job may connect at once
@@ -133,7 +133,7 @@ class Connection(threading.Thread):
         self._server: Final = server
         self._session: OpenCheckpoints | None = None
         self._manager: CheckpointManager | None = None
-        self._line: Final = None if server.sending is None else CoordinatorLine(server.sending)
+        self._link: Final = None if server.sending is None else StoreLink(server.sending)
 
     def run(self) -> None:
         with self._channel, suppress(OSError, WireError):  # the rank is gone, or not ours
@@ -150,8 +150,8 @@ class Connection(threading.Thread):
                     self._answer(request, descriptors)
         if self._manager is not None:
             self._manager.close()
-        if self._line is not None:
-            self._line.close()
+        if self._link is not None:
+            self._link.close()
 
     def finish(self, seconds: float) -> None:
         """Wait until everything is carried out that was sent before."""
@@ -226,9 +226,9 @@ class Connection(threading.Thread):
     def _open(
         self, location: Location, warn: Callable[[str], None] = lambda _sentence: None
     ) -> CheckpointStore:
-        if self._line is None or not isinstance(location, Path):
+        if self._link is None or not isinstance(location, Path):
             return open_store(location, warn)
-        return CoordinatorStore(self._line, location, warn)
+        return CoordinatorStore(self._link, location, warn)
 
     def _read_data(self, request: DataRequest) -> Listing | str | list[Totals]:
         source = self._server.source(request.location)

@@ -82,7 +82,7 @@ class LimitedProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        client, server = (transport.get_extra_info(it) for it in ("peername", "sockname"))
+        client, server = (transport.get_extra_info(name) for name in ("peername", "sockname"))
         self._state["caller_uid"] = peer_uid(client, server)
         loop = asyncio.get_running_loop()
         self._first_request = loop.call_later(FIRST_REQUEST_SECONDS, self.close)
@@ -106,7 +106,7 @@ class LimitedProtocol(asyncio.Protocol):
         asyncio.get_running_loop().call_later(SEND_SECONDS, self._close_oldest, name)
 
     def _close_oldest(self, name: str) -> None:
-        same = [it for it, whose in self._counted.items() if whose == name]
+        same = [connection for connection, whose in self._counted.items() if whose == name]
         for oldest in same[:-CONNECTIONS_EACH]:
             oldest.close()
 

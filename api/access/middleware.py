@@ -210,12 +210,12 @@ def _is_open(scope: Scope) -> bool:
 def _session(scope: Scope, headers: Mapping[str, str]) -> str | None:
     """Return the token in a browser's cookie as an Authorization header."""
     # Not by http.cookies, which reads none if one of another service of this host is unusual.
-    pairs = (it.strip().partition("=") for it in headers.get("cookie", "").split(";"))
+    pairs = (pair.strip().partition("=") for pair in headers.get("cookie", "").split(";"))
     token = next((value for name, _, value in pairs if name == SESSION_COOKIE), None)
     if token is None:
         return None
     if scope["method"] in CHANGING_METHODS and not all(
-        it in headers for it in ("origin", PAGE_HEADER)
+        name in headers for name in ("origin", PAGE_HEADER)
     ):
         detail = f"A change with a cookie needs the headers Origin and {PAGE_HEADER}."
         raise Problem(HTTPStatus.FORBIDDEN, "not-from-our-page", detail)

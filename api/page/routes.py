@@ -17,9 +17,8 @@ from api.access.auth import SESSION_COOKIE, Caller
 from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, State
 from api.errors import Problem, invalid_field, problem_of
 from api.listing import RequestedPage, jobs_of
-from api.page.curves import EXTREMES, differences, in_order
 from api.page.submission import controls, fields_of, job_text, submit_command
-from api.page.texts import TEXTS, age, differing, progress, short
+from api.page.texts import EXTREMES, TEXTS, age, differences, differing, in_order, progress, short
 from api.page.timeline import timeline
 from api.routes.hosts import list_hosts
 from api.routes.logs import GREP_LIMIT, TAIL_DEFAULT, line_view
@@ -114,7 +113,7 @@ async def _leave_out_empty(request: Request) -> None:
 def show_jobs(state: State, page: RequestedPage, request: Request) -> Response:
     """Show the list of jobs; filters are those of GET /jobs."""
     jobs, headers = jobs_of(page, state, request)
-    ranks, now = state.history.ranks_by_job([job.job_id for job in jobs]), state.clock()
+    ranks, now = state.history.workers_by_job([job.job_id for job in jobs]), state.clock()
     views = [live_state(job, ranks.get(job.job_id, []), now) for job in jobs]
     return _render(
         "jobs.html", jobs=views, total=headers["X-Total-Count"], query=dict(request.query_params)
@@ -128,7 +127,7 @@ def show_job(job_id: KnownJobId, state: State, caller: CurrentCaller) -> Respons
     history = state.history
     events = history.events(job_id, EVENTS_SHOWN)
     attempts = history.attempts(job_id, ATTEMPTS_SHOWN)
-    view = live_state(job, history.ranks(job_id), state.clock())
+    view = live_state(job, history.workers(job_id), state.clock())
     found = history.series_extremes(job_id)
     return _render(
         "job.html",
@@ -157,13 +156,14 @@ def compare_jobs(
         raise invalid_field("query", "job", f"choose two to {COMPARED} jobs, {example}")
     jobs = [state.jobs.get(checked_job_id(job_id)) for job_id in ids]
     history, now = state.history, state.clock()
-    views = [live_state(it, history.ranks(it.job_id), now) for it in jobs]
-    found = [history.series_extremes(it.job_id) for it in jobs]
+    views = [live_state(job, history.workers(job.job_id), now) for job in jobs]
+    found = [history.series_extremes(job.job_id) for job in jobs]
+    pairs = zip(views, found, strict=True)
     return _render(
         "compare.html",
-        curves=[(view, {name: it.get(name, {})}) for view, it in zip(views, found, strict=True)],
-        names=in_order(name for it in found for name in it),
-        fields=differences([msgspec.to_builtins(job_view(it, caller))["spec"] for it in jobs]),
+        curves=[(view, {name: series.get(name, {})}) for view, series in pairs],
+        names=in_order(name for series in found for name in series),
+        fields=differences([msgspec.to_builtins(job_view(job, caller))["spec"] for job in jobs]),
     )
 
 
@@ -204,7 +204,8 @@ def show_checkpoints(job_id: KnownJobId, state: State, caller: CurrentCaller) ->
     try:
         place = checkpoints_of_job(parse_location(job.spec.checkpoint_dir or ""), job_id)
         places = checkpoint_dirs(place, job.uid)
-        found = [(it.label, one) for it in places[:PLACES] for one in examine(it, reads_all=False)]
+        shown = places[:PLACES]
+        found = [(place.label, one) for place in shown for one in examine(place, reads_all=False)]
         problem = f"Of {len(places)} ranks {PLACES} are shown." if len(places) > PLACES else None
     except CheckpointMissing:
         pass
@@ -256,11 +257,11 @@ def read_fields(sent: Annotated[JobText, body(JobText)]) -> Response:
 def show_service(state: State, request: Request) -> Response:
     """Show what waits, what holds the slots, the hosts, and whether all is well."""
     jobs, now = state.jobs.unfinished(), state.clock()
-    ranks = state.history.ranks_by_job([job.job_id for job in jobs])
+    ranks = state.history.workers_by_job([job.job_id for job in jobs])
     views = [live_state(job, ranks[job.job_id], now) for job in jobs]
     answers = {"hosts": list_hosts(state), "health": health(state, request)}
     answers["about"] = get_version(state)
-    told = {name: msgspec.json.decode(it.body) for name, it in answers.items()}
+    told = {name: msgspec.json.decode(answer.body) for name, answer in answers.items()}
     return _render("service.html", jobs=views, **told)
 
 

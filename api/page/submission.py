@@ -40,7 +40,7 @@ def fields_of(spec: Mapping[str, Any]) -> dict[str, Any]:
     usual = JobRequest(command=spec["command"], mode=spec["mode"]).spec()
     kept = {"mode", "world_size"} | (OF_SCRIPTS if spec["command"] else set())
     default = msgspec.to_builtins(usual)
-    return {name: it for name, it in spec.items() if name in kept or it != default[name]}
+    return {name: value for name, value in spec.items() if name in kept or value != default[name]}
 
 
 def job_text(fields: Mapping[str, Any]) -> str:
@@ -60,4 +60,4 @@ def submit_command(fields: Mapping[str, Any]) -> str:
 def _json(value: object) -> str:
     """Return JSON in which every character can be seen: YAML knows this escape as well."""
     text = json.dumps(value, ensure_ascii=False)
-    return "".join(it if it.isprintable() else f"\\U{ord(it):08x}" for it in text)
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)

@@ -1,12 +1,19 @@
-"""What the page shows of a job and of a rank, as text. Pure; `static/texts.js` says the same."""
+"""What the page shows of jobs, ranks and curves, as text. Pure.
 
-from collections.abc import Callable, Iterable, Mapping
+`static/texts.js` says the same of a job and of a rank.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any, Final
 
+import msgspec
+
 from muster.client.progress import duration
+from muster.contracts import leaderboard
 from muster.contracts.job.status import TERMINAL
+from muster.contracts.series import LOSS, THROUGHPUT
 
 NOTHING: Final = "–"  # noqa: RUF001  a dash, as in print
 
@@ -22,6 +29,8 @@ SHAPES: Final = {
     "STOPPED": "■",
 }
 """The page shows a status by its word, its shape and its colour."""
+
+EXTREMES: Final = ("first", "least", "greatest", "last", "not_finite")
 
 View = Mapping[str, Any]
 
@@ -77,7 +86,7 @@ TEXTS: Final[Mapping[str, Callable[[View], str]]] = {
     "ranks": ranks,
     "restarts": lambda view: str(view["restarts"]),
     "checkpoint": checkpoint,
-    "state": lambda view: view["state"],
+    "process": lambda view: view["process"],
     "pid": pid,
     "node": lambda view: view["node"] or NOTHING,
 }
@@ -95,15 +104,33 @@ BEHIND_SECONDS: Final = 5
 
 def differing(workers: Iterable[View]) -> dict[int, str]:
     """Return the living ranks that differ from the median of them, each with a word."""
-    alive = [it for it in workers if it["state"] in {"live", "suspect"}]
-    rates = {it["rank"]: it["throughput_steps_per_sec"] for it in alive}
+    alive = [worker for worker in workers if worker["process"] in {"live", "suspect"}]
+    rates = {worker["rank"]: worker["throughput_steps_per_sec"] for worker in alive}
     usual = median([rate for rate in rates.values() if rate] or [0])
-    reached = median([it["step"] for it in alive] or [0]) - max(2, usual * BEHIND_SECONDS)
+    reached = median([worker["step"] for worker in alive] or [0]) - max(2, usual * BEHIND_SECONDS)
     found = {}
-    for it in alive:
-        rank, rate = it["rank"], rates[it["rank"]] or usual
-        if it["state"] == "suspect" or it["step"] < reached:
-            found[rank] = "suspect" if it["state"] == "suspect" else "behind"
+    for worker in alive:
+        rank, rate = worker["rank"], rates[worker["rank"]] or usual
+        if worker["process"] == "suspect" or worker["step"] < reached:
+            found[rank] = "suspect" if worker["process"] == "suspect" else "behind"
         elif not usual / 2 <= rate <= usual * 2:
             found[rank] = "slow" if rate < usual else "fast"
     return found
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return the loss first, then the throughput, then the metrics by name."""
+    return sorted(set(names), key=lambda name: (name != LOSS, name != THROUGHPUT, name))
+
+
+def differences(specs: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the fields that are not the same in all, as texts, as `muster leaderboard` does."""
+    found = leaderboard.differences(specs)
+    fields = dict.fromkeys(field for one in found for field in one)
+    return {field: [_text(one.get(field)) for one in found] for field in fields}
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return NOTHING
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

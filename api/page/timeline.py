@@ -6,7 +6,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Final
 
-from muster.contracts.views import AttemptView, EventView
+from muster.contracts.views.history import AttemptView, EventView
 
 MARKS: Final[Mapping[str, str]] = {
     "group_announced": "round",
@@ -69,14 +69,15 @@ def timeline(
     def place(at: datetime) -> float:
         return round(100 * min(max((at - created).total_seconds() / whole, 0.0), 1.0), 3)
 
-    ordered = sorted(attempts, key=lambda it: (it.rank, it.attempt))
-    clean = {(it.rank, it.attempt) for it in ordered if it.retry_class in CLEAN_ENDS}
-    told = [it for it in events if it.kind != "rank_exited" or (it.rank, it.attempt) not in clean]
+    ordered = sorted(attempts, key=lambda attempt: (attempt.rank, attempt.attempt))
+    cleanly = (attempt for attempt in ordered if attempt.retry_class in CLEAN_ENDS)
+    clean = {("rank_exited", attempt.rank, attempt.attempt) for attempt in cleanly}
+    told = [event for event in events if (event.kind, event.rank, event.attempt) not in clean]
     activity = _activity(told)
     rows: dict[int, list[Bar]] = {}
     # Many ranks have fewer bars each, or the page would be large: those too short to be seen go.
     shortest = (end - created) * len(ordered) / BARS_LIMIT
-    begins = {(it.rank, it.attempt): it.started_at for it in ordered}
+    begins = {(attempt.rank, attempt.attempt): attempt.started_at for attempt in ordered}
     for attempt in ordered:
         later = begins.get((attempt.rank, attempt.attempt + 1), end)
         for phase, first, last in _phases(attempt, events, activity, end, later):
@@ -131,10 +132,12 @@ def _phases(
     begin, end = attempt.started_at, attempt.ended_at or now
 
     def first_of(kind: str, since: datetime) -> datetime | None:
-        return next((it.at for it in events if it.kind == kind and since <= it.at <= end), None)
+        times = (event.at for event in events if event.kind == kind)
+        return next((at for at in times if since <= at <= end), None)
 
-    own = [it for it in events if (it.rank, it.attempt) == (attempt.rank, attempt.attempt)]
-    ready = next((it.at for it in own if it.kind == "rank_ready"), None)
+    me = attempt.rank, attempt.attempt
+    own = [event for event in events if (event.rank, event.attempt) == me]
+    ready = next((event.at for event in own if event.kind == "rank_ready"), None)
     since = ready or begin
     # A step of the others before the group that took this rank in is none of its own.
     trains = first_of("step_taken", first_of("group_announced", since) or since)

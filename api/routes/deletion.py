@@ -32,7 +32,7 @@ from muster.checkpoints.manifest import Owner
 from muster.contracts.job.status import JobId, JobStatus, StopRequest
 from muster.contracts.location import Location, parse_location
 from muster.contracts.settings.paths import checkpoints_of_job
-from muster.contracts.views import Deleted, NotDeleted, Purged
+from muster.contracts.views.job import Deleted, NotDeleted, Purged
 from muster.objects.errors import ObjectStoreError
 from muster.runtime.archive import archive_files, archived_files
 
@@ -214,12 +214,12 @@ async def _end_all(state: AppState, jobs: Sequence[Job], request: StopRequest, a
         return
     waiting = frozenset(job.uid for job in ending)
 
-    def look(_after: int) -> Found:
+    def read(_after: int) -> Found:
         return Found({}, is_over=not state.jobs.not_over(waiting))
 
     timeout_seconds = max(_timeout_seconds(job, request) for job in ending)
     with suppress(TimeoutError):
-        async with asyncio.timeout(timeout_seconds), state.watching(waiting, look) as feed:
+        async with asyncio.timeout(timeout_seconds), state.watching(waiting, read) as feed:
             await asyncio.shield(feed.polling)
 
 
@@ -262,7 +262,8 @@ def _size_bytes(state: AppState, job: Job, deletion: Deletion) -> int:
     size = 0
     if (checkpoints := _checkpoints(job, deletion)) is not None:
         with suppress(*UNUSABLE):
-            size = sum(it.size_bytes for it in entries(checkpoints, _owner_of_checkpoints(job)))
+            saved = entries(checkpoints, _owner_of_checkpoints(job))
+            size = sum(entry.size_bytes for entry in saved)
     if deletion.delete_logs:
         files = state.data_dir.job(job.job_id)
         # The archive is from an interrupted delete.

@@ -13,7 +13,7 @@ from api.views import host_shown
 from database.records import HostRecord
 from muster.contracts.agent import AgentState
 from muster.contracts.job.engine import SCHEDULERS, Engine, engine_row
-from muster.contracts.views import EngineList, EngineSweep, EngineView, HostList, HostView
+from muster.contracts.views.service import EngineList, EngineSweep, EngineView, HostList, HostView
 
 router = APIRouter(tags=["service"])
 
@@ -34,13 +34,13 @@ def list_engines(state: State) -> Response:
     for engine in get_args(Engine):
         said = [known.get(engine_row(engine), HostRecord(host=engine))]
         if engine not in SCHEDULERS:
-            said = [it for it in known.values() if transports.get(it.host) == engine]
-        problems = [it.problem for it in said if it.problem]
+            said = [host for host in known.values() if transports.get(host.host) == engine]
+        problems = [host.problem for host in said if host.problem]
         if engine == "ssh" and engine not in transports.values():
             problems = ["no host is described: set MUSTER_CLUSTER, see docs/cluster.md"]
         if engine not in settings.engines:
             problems = [f"add {engine} to MUSTER_ENGINES of the services"]
-        seen = [it.seen_at for it in said if it.seen_at is not None]
+        seen = [host.seen_at for host in said if host.seen_at is not None]
         views.append(
             EngineView(
                 engine=engine,
@@ -49,7 +49,7 @@ def list_engines(state: State) -> Response:
                 seen_at=max(seen, default=None),
                 agents=states[engine],
                 hosts=len(said) if engine == "ssh" and said else None,
-                hosts_ready=sum(not it.problem and it.seen_at is not None for it in said),
+                hosts_ready=sum(not host.problem and host.seen_at is not None for host in said),
                 sweep=said[0].sweep if engine in SCHEDULERS else None,
             )
         )
@@ -73,10 +73,10 @@ def request_sweep(
 
 @router.get("/hosts", **operation("The hosts on which ranks may run", READ, HostList))
 def list_hosts(state: State) -> Response:
-    """Return every host of the cluster, or this one alone, with what runs there."""
+    """Return every host of the cluster file, or this one alone, with what runs there."""
     ids = [job.job_id for job in state.jobs.unfinished()]
-    running = {it: ranks.running for it, ranks in state.history.ranks_on_hosts(ids).items()}
-    agents = [it for rows in state.history.agents_by_job(ids).values() for it in rows]
+    running = {job_id: ranks.running for job_id, ranks in state.history.ranks_on_hosts(ids).items()}
+    agents = [agent for rows in state.history.agents_by_job(ids).values() for agent in rows]
     known = state.hosts.all()
     views = [
         HostView(
@@ -88,7 +88,7 @@ def list_hosts(state: State) -> Response:
             jobs=[job_id for job_id, ranks in running.items() if ranks[node.name]],
             gpu_count=len(node.gpus),
             usable_vram_mb=sum(gpu.usable_vram_mb for gpu in node.gpus),
-            agents=Counter(it.state for it in agents if it.host == node.name),
+            agents=Counter(agent.state for agent in agents if agent.host == node.name),
             facts=said.facts,
             seen_at=said.seen_at,
             problem=said.problem,

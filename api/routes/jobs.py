@@ -44,21 +44,23 @@ from muster.contracts.job.status import TERMINAL, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL, compare, which_sweep
 from muster.contracts.series import POINTS_LIMIT
 from muster.contracts.shards import Reading, ranges
-from muster.contracts.views import (
+from muster.contracts.views.history import (
     AttemptList,
     AuditView,
     EventList,
     FaultView,
+    SeriesList,
+    StruckProcess,
+)
+from muster.contracts.views.job import (
     JobList,
     JobPlan,
     JobView,
     LeaderboardView,
-    Moment,
-    SeriesList,
-    StruckProcess,
     SummaryList,
     SummaryView,
 )
+from muster.contracts.views.view import Moment
 from muster.host.processes import module_command
 from muster.host.trace import stamp
 
@@ -148,7 +150,7 @@ def list_summaries(
 ) -> Response:
     """Return one page, as the list of jobs does. The ETag ignores ages of heartbeats."""
     jobs, headers = jobs_of(page, state, request)
-    workers = state.history.ranks_by_job([job.job_id for job in jobs])
+    workers = state.history.workers_by_job([job.job_id for job in jobs])
     versions = [job.row_version for job in jobs]
     tag = weak_tag(request, headers["X-Total-Count"], [versions, list(workers.items())])
 
@@ -177,7 +179,7 @@ def get_leaderboard(
         raise Problem(HTTPStatus.NOT_FOUND, "sweep-not-found", which_sweep(known, sweep))
     query = JobQuery(labels={SWEEP_LABEL: sweep})
     jobs = state.jobs.page(query, DEFAULT_LIMIT, None)[::-1]  # of equal ones the oldest comes first
-    ranks, now = state.history.ranks_by_job([job.job_id for job in jobs]), state.clock()
+    ranks, now = state.history.workers_by_job([job.job_id for job in jobs]), state.clock()
     summaries = [summary(job, ranks.get(job.job_id, []), now) for job in jobs]
     # Not the specs of the rows: a view hides the values of `env` from a caller of scope read.
     specs = [job_view(job, caller).spec for job in jobs]
@@ -225,7 +227,7 @@ def get_summary(
     job_id: KnownJobId, state: State, request: Request, if_none_match: IfNoneMatch = None
 ) -> Response:
     """Return the present numbers. The ETag ignores ages of heartbeats."""
-    job, workers = state.jobs.get(job_id), state.history.ranks(job_id)
+    job, workers = state.jobs.get(job_id), state.history.workers(job_id)
     tag = weak_tag(request, job.row_version, workers)
     return reply_tagged(tag, if_none_match, lambda: summary(job, workers, state.clock()))
 
@@ -355,22 +357,23 @@ def request_fault(
     if absence := state.coordinator.absence():
         raise Conflict("no-coordinator", f"Nothing can be struck: {absence}.")
     asked = state.node if asking.host == LOCAL_HOST else asking.host
-    meant = [it for it in ranks if it.rank == asking.rank or it.host == asked]
+    meant = [rank for rank in ranks if rank.rank == asking.rank or rank.host == asked]
     what = f"rank {asking.rank}" if asking.host is None else f"rank on host {asking.host[:63]}"
     if not meant:
-        hosts = sorted({host_shown(it.host, state.node) for it in ranks})
+        hosts = sorted({host_shown(rank.host, state.node) for rank in ranks})
         where = ", ".join(hosts) or "no host yet"
         detail = f"{job_id} has no {what}: it has {len(ranks)} ranks, on {where}."
         raise Problem(HTTPStatus.NOT_FOUND, "rank-not-found", detail)
     processes = [
-        StruckProcess(rank=it.rank, attempt=it.attempt, pid=it.process.pid)
-        for it in meant
-        if it.process is not None
+        StruckProcess(rank=rank.rank, attempt=rank.attempt, pid=rank.process.pid)
+        for rank in meant
+        if rank.process is not None
     ]
     if not processes:
         detail = f"{job_id} has no process of {what} now: wait for it, see muster show {job_id}."
         raise Conflict("no-process", detail)
-    agents = {it.host: it.generation for it in state.history.agents_by_job([job_id])[job_id]}
+    of_job = state.history.agents_by_job([job_id])[job_id]
+    agents = {agent.host: agent.agent_number for agent in of_job}
     agent, host = agents.get(asked or ""), meant[0].host
     fault = FaultView(number=0, fault=asking.fault, host=host, agent=agent, processes=processes)
     requested = state.jobs.request_fault(job, fault, actor=caller.name)

@@ -29,7 +29,7 @@ from api.schema import KnownJobId, refusals, returns
 from api.streams import JobState, LogFeed, finished_logs
 from database.errors import JobMissing
 from database.records import Job
-from muster.contracts.views import LogLineView, LogTail
+from muster.contracts.views.history import LogLineView, LogTail
 from muster.logs.source import (
     Lines,
     LogFilter,

@@ -16,7 +16,7 @@ from muster.cluster.description import Cluster
 from muster.cluster.placement import RankRequest, place, use_of
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.job.status import JobId, JobStatus
-from muster.contracts.views import JobView, MemberList
+from muster.contracts.views.job import JobView, MemberList
 
 _CAN_SAVE: Final = frozenset({JobStatus.RUNNING, JobStatus.RECOVERING, JobStatus.PAUSED})
 
@@ -107,11 +107,10 @@ def request_checkpoint(job_id: KnownJobId, state: State, caller: CurrentCaller) 
 )
 def list_workers(job_id: KnownJobId, state: State) -> Response:
     job = state.jobs.get(job_id)
-    leaving = state.history.departures([job_id])[job_id]
-    workers = state.history.ranks(job_id)
+    workers = state.history.workers(job_id)
     members = state.history.members_by_job([job_id])[job_id]
     agents = state.history.agents_by_job([job_id])[job_id]
-    return reply(member_list(job, members, leaving, workers, agents, state.node, state.clock()))
+    return reply(member_list(job, members, workers, agents, state.node, state.clock()))
 
 
 @router.post(
@@ -131,7 +130,7 @@ def request_join(
     asking: Annotated[JoinRequest, body(JoinRequest)],
     if_match: IfMatch = None,
 ) -> Response:
-    """Add a rank on a machine of the cluster: it is started there, and joins between two steps.
+    """Add a rank on a machine of the cluster file: it starts there, and joins between two steps.
 
     With `If-Match` a request that is repeated for want of an answer adds no second rank.
     """
@@ -154,7 +153,7 @@ def request_join(
 
 
 def _refuse_without_room(state: AppState, job: Job, asking: JoinRequest) -> None:
-    """Refuse a machine that is not of the cluster, or on which the rank could not start now."""
+    """Refuse a machine that is not in the cluster file, or where the rank could not start now."""
     cluster, spec = state.submitter.cluster, job.spec
     if not cluster.is_described:
         detail = "This service has no cluster: set MUSTER_CLUSTER for it, see docs/cluster.md."
@@ -171,11 +170,11 @@ def _refuse_without_room(state: AppState, job: Job, asking: JoinRequest) -> None
             f"{spec.gpu_count}: join with another machine, or another job.",
         )
     unfinished = state.jobs.unfinished()
-    ranks = state.history.ranks_on_hosts([it.job_id for it in unfinished])
+    ranks = state.history.ranks_on_hosts([job.job_id for job in unfinished])
     placed = [
-        (RankRequest(it.job_id, it.spec), node.name)
-        for it in unfinished
-        for _ in range(it.expected_on(node.name, ranks[it.job_id]))
+        (RankRequest(job.job_id, job.spec), node.name)
+        for job in unfinished
+        for _ in range(job.expected_on(node.name, ranks[job.job_id]))
     ]
     alone = Cluster(nodes=(node,))
     (placement,) = place(alone, [RankRequest(job.job_id, spec)], use_of(alone, placed))

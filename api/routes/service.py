@@ -27,7 +27,7 @@ from database.errors import DatabaseError, TokenMissing
 from muster.contracts.interpreter import VERSION
 from muster.contracts.settings.paths import has_few_files_left, is_nearly_full, size_text
 from muster.contracts.token import NAME_PATTERN
-from muster.contracts.views import (
+from muster.contracts.views.service import (
     Alive,
     Check,
     Checks,

@@ -23,7 +23,7 @@ from api.streams import FRESH_SECONDS, JobState
 from api.views import point_state, summary
 from api.watch import Found, State, event_message, message
 from database.errors import JobMissing
-from database.records import Job, RankRecord
+from database.records import Job, WorkerRecord
 from muster.contracts.job.status import JobId, JobStatus, JobUid
 
 EVENTS_AT_ONCE: Final = 1000
@@ -57,8 +57,8 @@ _STREAM: Final[dict[int | str, dict[str, Any]]] = {
 )
 async def stream_summaries(state: ServiceState, reauthenticate: Reauthentication) -> Response:
     """Begin with all jobs that are not over; then each job with its fields that differ."""
-    look = partial(_list, state, {})
-    return _response(_messages(state, "", look, now_and_then(reauthenticate)))
+    read = partial(_list, state, {})
+    return _response(_messages(state, "", read, now_and_then(reauthenticate)))
 
 
 @router.get(
@@ -84,8 +84,8 @@ async def watch_job(
     job = await run_sync(state.jobs.get, job_id)
     seen = int(last_event_id) if last_event_id and last_event_id.isdecimal() else after
 
-    look = partial(_job, state, job, _Seen())
-    return _response(_messages(state, job.uid, look, now_and_then(reauthenticate), job_id, seen))
+    read = partial(_job, state, job, _Seen())
+    return _response(_messages(state, job.uid, read, now_and_then(reauthenticate), job_id, seen))
 
 
 def _response(content: AsyncIterator[bytes]) -> Response:
@@ -95,7 +95,7 @@ def _response(content: AsyncIterator[bytes]) -> Response:
 async def _messages(
     state: AppState,
     key: str,
-    look: Callable[[int], Found | None],
+    read: Callable[[int], Found | None],
     check: Reauthenticate,
     job_id: JobId | None = None,
     seen: int | None = None,
@@ -105,7 +105,7 @@ async def _messages(
     `seen` is the last event that it has; None if it wants none of before.
     """
     yield ServerSentEvent(retry=RETRY_MILLISECONDS, comment="", sep="\n").encode()
-    async with state.watching(key, look) as feed:
+    async with state.watching(key, read) as feed:
         is_behind = True
         while is_behind:
             number, found, last = feed.count, feed.found, feed.last_event
@@ -144,8 +144,8 @@ def _job(state: AppState, watched: Job, seen: _Seen, after: int) -> Found | None
     job = state.jobs.find(job_id)
     if job is None or job.uid != watched.uid:
         return None
-    view = live_state(job, state.history.ranks(job_id), state.clock())
-    # The first look needs the newest event and the newest point only.
+    view = live_state(job, state.history.workers(job_id), state.clock())
+    # The first read needs the newest event and the newest point only.
     events = state.history.events(job_id, EVENTS_AT_ONCE if after else 1, after or None)
     points = state.history.points_after(job_id, seen.point)
     others = [
@@ -160,7 +160,7 @@ def _job(state: AppState, watched: Job, seen: _Seen, after: int) -> Found | None
 
 
 def _list(state: AppState, known: dict[JobUid, tuple[Job, State]], _after: int) -> Found:
-    """Return the jobs that are not over, and once more each that has ended since the last look."""
+    """Return the jobs that are not over, and once more each that has ended since the last read."""
     now = state.clock()
     jobs = state.jobs.unfinished([job for job, _ in known.values() if not job.is_terminal])
     before = {uid: job for uid, (job, _) in known.items() if not job.is_terminal}
@@ -168,7 +168,7 @@ def _list(state: AppState, known: dict[JobUid, tuple[Job, State]], _after: int) 
         last = state.jobs.find(before[uid].job_id)
         if last is not None and last.uid == uid:
             jobs.append(last)
-    ranks = state.history.ranks_by_job([job.job_id for job in jobs])
+    ranks = state.history.workers_by_job([job.job_id for job in jobs])
     known.clear()
     for job in jobs:
         view = live_state(job, ranks.get(job.job_id, []), now)
@@ -177,15 +177,15 @@ def _list(state: AppState, known: dict[JobUid, tuple[Job, State]], _after: int) 
     return Found({"jobs": {job.job_id: view for job, view in known.values()}})
 
 
-def live_state(job: Job, ranks: Sequence[RankRecord], now: datetime) -> State:
+def live_state(job: Job, ranks: Sequence[WorkerRecord], now: datetime) -> State:
     """Return the summary as JSON, with workers by rank, and instead of ages the times."""
     view = summary(job, ranks, now)
     found: State = msgspec.to_builtins(view)
-    heard = {rank.rank: rank.last_heartbeat_at for rank in ranks}
+    seen = {rank.rank: rank.last_heartbeat_at for rank in ranks}
     for worker in found["workers"]:
         del worker["last_heartbeat_age_seconds"]
-        at = heard.get(worker["rank"])
-        worker["heard_at"] = None if at is None else at.isoformat()
+        at = seen.get(worker["rank"])
+        worker["seen_at"] = None if at is None else at.isoformat()
     found["workers"] = {str(worker["rank"]): worker for worker in found["workers"]}
     found["living"] = view.living
     return found

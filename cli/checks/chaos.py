@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from itertools import dropwhile, islice
+from itertools import dropwhile
 from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
@@ -27,7 +27,8 @@ from muster.client.progress import Progress
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job.status import TERMINAL, JobStatus
 from muster.contracts.rank import ProcessState
-from muster.contracts.views import EventView, Fault, MemberView, StruckProcess, SummaryView
+from muster.contracts.views.history import EventView, Fault, StruckProcess
+from muster.contracts.views.job import FINISHED, MemberView, SummaryView
 
 if TYPE_CHECKING:
     from muster.client import Job
@@ -36,15 +37,10 @@ WAIT_SECONDS: Final = 60.0
 POLL_SECONDS: Final = 0.2
 
 CALM_SECONDS: Final = 10.0  # how long the job is watched before the faults
-
 RECOVERY_SECONDS: Final = 10.0  # how long the last recovery is waited for
 
 RECOVERY: Final = ("the end is seen", "the others take a step", "the replacement is ready")
 MILLISECOND: Final = timedelta(milliseconds=1)
-
-FINISHED: Final = "finished"
-"""The API's state of a rank that has nothing left to do."""
-
 
 FAULTS: Final[Mapping[Fault, str]] = {
     "kill": "is killed (SIGKILL)",
@@ -99,8 +95,8 @@ def chaos(
         newest = newest_event(found)
         rank = 0 if rank is None and host is None else rank
         struck = found.inject_fault(fault, rank=rank, host=host)
-        for it in struck.processes:
-            click.echo(f"rank {it.rank} of {found.id}, pid {it.pid}, {FAULTS[fault]}")
+        for process in struck.processes:
+            click.echo(f"rank {process.rank} of {found.id}, pid {process.pid}, {FAULTS[fault]}")
         try:
             for message in watch(found, struck.processes, newest):
                 click.echo(printable(message))
@@ -112,7 +108,7 @@ def chaos(
 
 def newest_event(job: Job) -> int:
     """Return the id of a job's newest event."""
-    return max((it.event_id or 0 for it in job.events(1)), default=0)
+    return max((event.event_id or 0 for event in job.events(1)), default=0)
 
 
 def watch(job: Job, struck: Sequence[StruckProcess], newest: int) -> Iterator[str]:
@@ -120,7 +116,8 @@ def watch(job: Job, struck: Sequence[StruckProcess], newest: int) -> Iterator[st
 
     Raises `MusterError` after a minute, or if nothing was struck.
     """
-    waiting, until = {it.rank: it.pid for it in struck}, time.monotonic() + WAIT_SECONDS
+    waiting = {process.rank: process.pid for process in struck}
+    until = time.monotonic() + WAIT_SECONDS
     while time.monotonic() < until:
         # The summary first: the events then explain it.
         summary = job.summary()
@@ -129,14 +126,14 @@ def watch(job: Job, struck: Sequence[StruckProcess], newest: int) -> Iterator[st
             yield event.message
             if event.kind == "fault_dropped":
                 raise WrongState("nothing was struck: try again once the rank is replaced")
-        workers = {it.rank: it for it in summary.workers}
+        workers = {worker.rank: worker for worker in summary.workers}
         for rank, pid in list(waiting.items()):
             now = workers.get(rank)
             if summary.status in TERMINAL:
                 outcome = f"is not replaced: {job.id} is {summary.status}"
-            elif now is None or now.state == FINISHED:
+            elif now is None or now.process == FINISHED:
                 outcome = "is not replaced: it is finished"
-            elif now.state == ProcessState.LIVE and now.pid != pid:
+            elif now.process == ProcessState.LIVE and now.pid != pid:
                 outcome = f"runs again, as pid {now.pid}"
             else:
                 continue
@@ -145,10 +142,8 @@ def watch(job: Job, struck: Sequence[StruckProcess], newest: int) -> Iterator[st
         if not waiting:
             return
         time.sleep(POLL_SECONDS)
-    raise MusterError(
-        f"rank {min(waiting)} has not been replaced within {WAIT_SECONDS:g} s: see muster events "
-        f"{job.id}"
-    )
+    what = f"has not been replaced within {WAIT_SECONDS:g} s"
+    raise MusterError(f"rank {min(waiting)} {what}: see muster events {job.id}")
 
 
 def recovery_of(
@@ -160,26 +155,22 @@ def recovery_of(
     rank; None for a process that was no member of the group.
     """
     me = strike.rank, strike.attempt
-    ats = (it.at for it in events if it.kind == "fault_injected" and (it.rank, it.attempt) == me)
+    faults = (event for event in events if event.kind == "fault_injected")
+    ats = (fault.at for fault in faults if (fault.rank, fault.attempt) == me)
     if (struck_at := next(ats, None)) is None:
         return [None] * len(RECOVERY)
-    later = [it for it in events if it.at > struck_at]
-    of_rank = [it for it in later if it.rank == strike.rank]
-    ends = (
-        it
-        for it in of_rank
-        if it.kind in {"rank_exited", "rank_killed"} and it.attempt == strike.attempt
-    )
-    ready = (it for it in of_rank if it.kind == "rank_ready")
-    # Every attempt is a new member.
-    attempts = (it for it in members if it.rank == strike.rank)
-    member = next(islice(attempts, strike.attempt, None), None)
-    is_member = member is not None and member.joined_step is not None
+    later = [event for event in events if event.at > struck_at]
+    of_rank = [event for event in later if event.rank == strike.rank]
+    struck = (event for event in of_rank if event.attempt == strike.attempt)
+    ends = (event for event in struck if event.kind in {"rank_exited", "rank_killed"})
+    ready = (event for event in of_rank if event.kind == "rank_ready")
+    joined = (member for member in members if member.joined_step is not None)
+    is_member = any((member.rank, member.attempt) == me for member in joined)
     # A step that is reported late may be one of the group before.
-    since = dropwhile(lambda it: it.kind != "group_announced", later if is_member else ())
-    steps = (it for it in since if it.kind == "step_taken")
+    since = dropwhile(lambda event: event.kind != "group_announced", later if is_member else ())
+    steps = (event for event in since if event.kind == "step_taken")
     found = [next(ends, None), next(steps, None), next(ready, None)]
-    return [round((it.at - struck_at) / MILLISECOND) if it else None for it in found]
+    return [round((event.at - struck_at) / MILLISECOND) if event else None for event in found]
 
 
 def print_recoveries(job: Job, strikes: Sequence[StruckProcess], newest: int) -> None:
@@ -190,11 +181,11 @@ def print_recoveries(job: Job, strikes: Sequence[StruckProcess], newest: int) ->
     while page := job.events(after=(events[-1].event_id if events else newest)):
         events += page
     members = job.workers().workers
-    recoveries = [recovery_of(it, events, members) for it in strikes]
+    recoveries = [recovery_of(strike, events, members) for strike in strikes]
     rows: list[list[str | int | None]] = []
     for index, words in enumerate(RECOVERY):
-        if known := sorted(ms for it in recoveries if (ms := it[index]) is not None):
-            rows.append([words, *(known[int(it * (len(known) - 1))] for it in (0.5, 0.95, 1))])
+        if known := sorted(ms for times in recoveries if (ms := times[index]) is not None):
+            rows.append([words, *(known[int(part * (len(known) - 1))] for part in (0.5, 0.95, 1))])
     if not rows:
         click.echo("no recovery was seen: a stopped rank is replaced after heartbeat_timeout")
         return
@@ -207,14 +198,12 @@ def strike_again_and_again(
 ) -> NoReturn:
     """Watch the undisturbed job, strike every so often, print what it has cost, and exit."""
     if job.is_terminal or job.status in {JobStatus.QUEUED, JobStatus.PAUSED}:
-        raise WrongState(
-            f"{job.id} is {job.status}: start this when it trains: "
-            f"muster wait {job.id} --until RUNNING"
-        )
+        way = f"muster wait {job.id} --until RUNNING"
+        raise WrongState(f"{job.id} is {job.status}: start this when it trains: {way}")
     say(f"{job.id} trains undisturbed for {CALM_SECONDS:g} s, then with faults; Ctrl-C ends this")
     newest = newest_event(job)
     progress = Progress(sys.stderr, time.monotonic)
-    looks: list[tuple[float, int]] = []
+    readings: list[tuple[float, int]] = []
     calm: list[tuple[float, int]] = []
     strikes: list[StruckProcess] = []
     count = 0
@@ -226,16 +215,16 @@ def strike_again_and_again(
             progress.draw(summary)
             at, step = _progress_of(summary)
             # Ranks that have just started have no step yet.
-            looks.append((at, max(step, looks[-1][1] if looks else 0)))
+            readings.append((at, max(step, readings[-1][1] if readings else 0)))
             if now >= strike_at:
-                calm = calm or looks[:]
-                struck = {(it.rank, it.pid) for it in strikes}
+                calm = calm or readings[:]
+                struck = {(strike.rank, strike.pid) for strike in strikes}
                 ranks = [
-                    it.rank
-                    for it in summary.workers
-                    if it.state == ProcessState.LIVE
-                    and rank in {None, it.rank}
-                    and (it.rank, it.pid) not in struck
+                    worker.rank
+                    for worker in summary.workers
+                    if worker.process == ProcessState.LIVE
+                    and rank in {None, worker.rank}
+                    and (worker.rank, worker.pid) not in struck
                 ]
                 # It ended just now, or none is alive, or the service is away.
                 with suppress(Conflict, NotFound, Unreachable, IndexError):
@@ -247,7 +236,7 @@ def strike_again_and_again(
     progress.close()
     if not strikes:
         raise WrongState(f"{job.id} is {job.status}: no rank was hit; run it while the job trains")
-    before, after = _speed(calm), _speed([calm[-1], looks[-1]])
+    before, after = _speed(calm), _speed([calm[-1], readings[-1]])
     share = f"{after / before:.2f}" if before else "unknown"
     click.echo(f"goodput {share}: {after:.1f} steps/s with faults, {before:.1f} before")
     click.echo(f"{plural(count, 'fault')} (SIG{fault.upper()})")
@@ -259,12 +248,12 @@ def strike_again_and_again(
 
 def _progress_of(summary: SummaryView) -> tuple[float, int]:
     """Return the steps of the ranks' last heartbeats, and the monotonic time of those."""
-    furthest = max(it.step for it in summary.workers)
-    ages = (it.last_heartbeat_age_seconds for it in summary.workers if it.step == furthest)
-    return time.monotonic() - min(it or 0.0 for it in ages), summary.step
+    furthest = max(rank.step for rank in summary.workers)
+    ages = (rank.last_heartbeat_age_seconds for rank in summary.workers if rank.step == furthest)
+    return time.monotonic() - min(age or 0.0 for age in ages), summary.step
 
 
-def _speed(looks: Sequence[tuple[float, int]]) -> float:
-    """Return the steps per second from the first to the last look."""
-    (began, first), (ended, last) = looks[0], looks[-1]
+def _speed(readings: Sequence[tuple[float, int]]) -> float:
+    """Return the steps per second from the first to the last reading."""
+    (began, first), (ended, last) = readings[0], readings[-1]
     return (last - first) / max(ended - began, POLL_SECONDS)

@@ -21,12 +21,12 @@ from cli.connection import python_option
 from cli.errors import ExitCode
 from cli.jobs.run import argv_of_module, argv_of_script
 from cli.output import notice_if_slow, plural
-from cli.services.processes import interrupt_at_signals
+from cli.services.signals import interrupt_at_signals
 from cli.services.up import temporary_services
 from muster.contracts.errors import MusterError, printable
-from muster.contracts.job.spec import VIRTUAL_SHARDS_OF_SCRIPTS
+from muster.contracts.job.field_types import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.contracts.job.status import JobStatus
-from muster.contracts.settings.environ import CHECK, CHECK_KILLS, CHECK_STEPS, RANK_DEFAULTS
+from muster.contracts.settings.names import CHECK, CHECK_KILLS, CHECK_STEPS, RANK_DEFAULTS
 from muster.contracts.settings.paths import checkpoints_of_job
 from muster.host.extras import require_server
 from muster.host.programs import callers_python
@@ -162,9 +162,9 @@ def _run(client: Client, stage: Path, part: _Part, command: Sequence[str]) -> No
     job = client.submit(body)
     ended = job.wait().view
     if ended.status != JobStatus.COMPLETED:
-        lines = [f"  {it.line}" for it in job.logs(tail=LAST_LINES)]
+        lines = [f"  {line.line}" for line in job.logs(tail=LAST_LINES)]
         message = f"{part.what}: the job is {ended.status}: {ended.message}"
-        raise MusterError("\n".join(printable(it) for it in [message, *lines]))
+        raise MusterError("\n".join(printable(text) for text in [message, *lines]))
 
 
 def _saved(stage: Path, part: _Part) -> dict[int, Checkpoint]:
@@ -189,6 +189,6 @@ def _first_difference(one: dict[int, Checkpoint], other: dict[int, Checkpoint]) 
 
 
 def _names(found: Sequence[Difference]) -> str:
-    names = [it.name for it in found] or ["the samples that were read"]
+    names = [difference.name for difference in found] or ["the samples that were read"]
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more

@@ -16,13 +16,13 @@ import click
 import msgspec
 
 from cli.output import plural
-from cli.services.processes import interrupt_at_signals
 from cli.services.record import service_settings
+from cli.services.signals import interrupt_at_signals
 from cli.services.up import temporary_services
 from muster.contracts.errors import MusterError
 from muster.contracts.job.status import TERMINAL, JobStatus
 from muster.contracts.settings.paths import checkpoints_of_job
-from muster.contracts.views import SummaryView
+from muster.contracts.views.job import SummaryView
 from muster.datasets.schema import LabelledSample
 from muster.datasets.source import HELD_OUT_NAME
 from muster.host.containment import tagged_processes
@@ -205,7 +205,7 @@ def _draw(bars: Progress, summary: SummaryView) -> None:
             visible=True,
             completed=worker.step,
             total=worker.total_steps,
-            note=f"{loss:<12}  {checkpoint:<16}{worker.state}",
+            note=f"{loss:<12}  {checkpoint:<16}{worker.process}",
         )
 
 

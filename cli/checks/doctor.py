@@ -112,8 +112,8 @@ def require_startable(environ: Mapping[str, str]) -> None:
     """Raise `CannotStart` if the API would refuse to start; changes nothing."""
     report = start_report(environ)
     if report.problems:
-        lines = ("; ".join(filter(None, [_what(it), it["next"]])) for it in report.problems)
-        raise CannotStart("\n".join(lines))
+        pairs = ([_what(problem), problem["next"]] for problem in report.problems)
+        raise CannotStart("\n".join("; ".join(filter(None, pair)) for pair in pairs))
     if AccessSettings.read(environ).require_token and not report.has_admin_token:
         print_stderr(
             f"muster: MUSTER_REQUIRE_TOKEN is set, but no admin token is valid: {WAY_TO_ADMIN}"
@@ -206,8 +206,8 @@ def _check_places(settings: ServiceSettings) -> Iterator[Finding]:
     yield _check_writable("data", settings.data_dir, "MUSTER_DATA_DIR")
     present = existing(settings.data_dir)
     parts = psutil.disk_partitions(all=True)
-    mounts = [it for it in parts if present.resolve().is_relative_to(it.mountpoint)]
-    kind = max(mounts, key=lambda it: len(it.mountpoint)).fstype if mounts else "unknown"
+    mounts = [mount for mount in parts if present.resolve().is_relative_to(mount.mountpoint)]
+    kind = max(mounts, key=lambda mount: len(mount.mountpoint)).fstype if mounts else "unknown"
     fix = "SQLite needs a local disk: set MUSTER_DATA_DIR"
     yield _finding("disk", kind, warning=fix if kind in REMOTE_FILE_SYSTEMS else "")
     usage, files = shutil.disk_usage(present), os.statvfs(present)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import islice
@@ -36,7 +36,7 @@ from cli.output import (
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.manifest import CheckpointName
 from muster.client.progress import duration
-from muster.contracts.job.spec import StepChoice
+from muster.contracts.job.field_types import StepChoice
 from muster.contracts.location import Location, parse_location
 from muster.contracts.settings.paths import checkpoints_of_job, size_text
 
@@ -80,18 +80,6 @@ _CELL_LIMIT: Final = 40
 
 _WITH_STEP: Final = re.compile(r"(.+):(\d+|best)", re.DOTALL)
 _PLACE: Final = "A job, or a directory: a word with a slash, such as ./checkpoints/my-job"
-
-
-def digests(places: Iterable[CheckpointDir]) -> Iterator[tuple[str, int, str]]:
-    """Yield (whose, step, sha256) of the newest checkpoint of each place.
-
-    Raises a `CheckpointError` if there is none, or if it is damaged.
-    """
-    from muster.checkpoints.comparison import identity_of  # noqa: PLC0415
-
-    for place in places:
-        newest = place.newest()
-        yield place.label, newest.step, identity_of(newest)
 
 
 def find_checkpoint(word: str, rank: int | None) -> Checkpoint:
@@ -171,29 +159,12 @@ def _examined(
 
     counts = (len(place.reader.store.names()) for place in places)
     each = ((place, one) for place in places for one in islice(examine(place), last))
-    length, hidden = sum(min(it, last or it) for it in counts), not sys.stderr.isatty()
+    length, hidden = sum(min(count, last or count) for count in counts), not sys.stderr.isatty()
     with click.progressbar(each, length, "reading", hidden=hidden, file=sys.stderr) as examined:
         found = [*examined]
     if not found:
         raise CheckpointMissing(f"{location} has no checkpoint yet")
     return found
-
-
-def _dangling_latest(places: Sequence[CheckpointDir]) -> Iterator[tuple[str, str]]:
-    """Yield path and description of each LATEST that does not name a checkpoint.
-
-    A restart uses the newest intact checkpoint; the one that LATEST named is gone.
-    """
-    for place in places:
-        store = place.reader.store
-        latest, names = store.latest(), store.names()
-        # A running job may have replaced the file since `names` was read.
-        if names and latest not in names and store.latest() == latest:
-            path = f"{place.location}/LATEST"
-            problem = (
-                f"names {latest}, which does not exist" if latest else "is missing or unreadable"
-            )
-            yield path, f"{place.label}  {path} {problem}"
 
 
 _where_argument = click.argument(
@@ -233,7 +204,7 @@ def now(job: str, timeout: float | None, *, no_wait: bool) -> None:
             click.echo(f"{found.id} will save a checkpoint; see: muster events {found.id}")
             return
         code = watch_to_end(found, lambda: found.wait("checkpoint", timeout, progress=True))
-        told = [it for it in found.events() if it.kind.startswith("checkpoint_")][-1:]
+        told = [event for event in found.events() if event.kind.startswith("checkpoint_")][-1:]
         for event in told:
             if event.kind == "checkpoint_saved":  # else the job has ended before
                 click.echo(f"{found.id}: {event.message}")
@@ -280,9 +251,16 @@ def verify(where: str, output: Output) -> None:
     """
     location, places = _checkpoint_dirs(where)
     entries = [_entry(*each) for each in _examined(location, places)]
-    dangling = dict(_dangling_latest(places))
+    dangling = {
+        (path := f"{place.location}/LATEST"): f"{place.label}  {path} {problem}"
+        for place in places
+        if (problem := place.problem_of_latest())
+    }
     damaged = [entry["path"] for entry in entries if entry["damage"]]
-    lines = [f"{it['whose']}  step {it['step']}  {it['damage'] or it['state']}" for it in entries]
+    lines = [
+        f"{entry['whose']}  step {entry['step']}  {entry['damage'] or entry['state']}"
+        for entry in entries
+    ]
     body = {"checkpoints": entries, "strays": [*dangling.values()]}
     show(output, body, [*lines, *dangling.values()], [*damaged, *dangling])
     if damaged or dangling:
@@ -312,7 +290,7 @@ def diff(first: str, second: str, rank: int | None, output: Output) -> None:
             states.append({**saved.state, **{f"position.{at}": n for at, n in position.items()}})
         whose = f"rank {one}: " if len(ranks) > 1 else ""
         found = msgspec.to_builtins(differences(*states))
-        unequal += [{**it, "name": whose + it["name"]} for it in found]
+        unequal += [{**difference, "name": whose + difference["name"]} for difference in found]
         entries += len(states[0])
     body = {"equal": not unequal, "differences": unequal}
     of_ranks = f" of {len(ranks)} ranks" if len(ranks) > 1 else ""
@@ -363,8 +341,7 @@ def export(
     found = find_checkpoint(f"{which}:best" if best else which, rank)
     count = write(found, target, kind, only)
     noun = "directory" if target.is_dir() else "file"
-    arrays = plural(count, "array")
-    click.echo(f"the {noun} {target} holds {arrays} of step {found.step}", err=True)
+    click.echo(f"the {noun} {target} holds {plural(count, 'array')} of step {found.step}", err=True)
 
 
 @checkpoint.command("rm")
@@ -389,6 +366,8 @@ def digest(where: str, output: Output) -> None:
     The newest checkpoint of every rank is verified first. Equal digests mean
     equal bits: weights, optimizer state and position in the data.
     """
+    from muster.checkpoints.comparison import digests  # noqa: PLC0415
+
     found = [*digests(_checkpoint_dirs(where)[1])]
     show(
         output,
@@ -454,7 +433,7 @@ def _document(found: Checkpoint) -> dict[str, Any]:
 def _document_lines(body: Mapping[str, Any]) -> Iterator[str]:
     # The description of nested arrays is long; -o json prints all of it.
     found = sorted(body["values"].items())
-    values = ((f"value {name}", f"{json.dumps(it):.200}") for name, it in found)
+    values = ((f"value {name}", f"{json.dumps(value):.200}") for name, value in found)
     yield from facts(
         [
             ("job", body["job_id"]),

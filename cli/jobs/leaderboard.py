@@ -35,7 +35,7 @@ def leaderboard(*, sweep: str | None, output: Output) -> None:
     kind = found.metric or f"{found.loss_kind} loss"
     names = list(dict.fromkeys(name for job in found.jobs for name in job.differences))
     losses = {job.job_id: f"{job.loss:.6g}" for job in found.jobs if job.loss is not None}
-    unlike = [{name: str(it) for name, it in job.differences.items()} for job in found.jobs]
+    unlike = [{name: str(value) for name, value in job.differences.items()} for job in found.jobs]
     rows = [
         (
             *(place, job.job_id, job.status, losses.get(job.job_id), progress_of(job)),

@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from cli.connection import (
-    attached,
-    connected,
-    exact_jobs_argument,
-    job_argument,
-    status_option,
-)
+from cli.connection import attached, connected, exact_jobs_argument, job_argument, status_option
 from cli.errors import ExitCode, Misuse, WrongState, exit_code_of
 from cli.output import notice_if_slow, plural
 from cli.services.record import find_own_services, service_lock, service_settings
@@ -27,7 +21,7 @@ from muster.contracts.errors import MusterError, printable
 from muster.contracts.job.status import EXIT_CODES, OPEN, JobStatus
 from muster.contracts.location import Location
 from muster.contracts.settings.paths import DataDir, size_text
-from muster.contracts.views import Purged
+from muster.contracts.views.job import Purged
 from muster.runtime.stderr_messages import print_stderr
 
 if TYPE_CHECKING:
@@ -297,7 +291,7 @@ def gc(*, delete: bool) -> None:
         kept = _kept(client.jobs(), files)
     litter = [place for place in places if place.name not in kept]
     for place in litter:
-        size = size_text(sum(it.lstat().st_size for it in place.rglob("*")))
+        size = size_text(sum(path.lstat().st_size for path in place.rglob("*")))
         click.echo(f"{size:>9}  {place}")
         if delete and place.parent != files.runs:
             _delete_saved(place)
@@ -336,9 +330,12 @@ def _kept(jobs: Iterable[Job], files: DataDir) -> set[str]:
 
     A run that is over could still resume from what it has saved in the data directory.
     """
-    kept = {it.name for it in files.runs.glob("*") if not DataDir(it).ended.exists()}
-    kept |= {it.name for it in files.checkpoints.glob("*") if (files.runs / it.name).exists()}
-    return kept.union(*((it.id, str(it.view.spec["resume_from"]).partition(":")[0]) for it in jobs))
+    kept = {run.name for run in files.runs.glob("*") if not DataDir(run).ended.exists()}
+    saved = (place.name for place in files.checkpoints.glob("*"))
+    kept |= {name for name in saved if (files.runs / name).exists()}
+    for job in jobs:
+        kept |= {job.id, str(job.view.spec["resume_from"]).partition(":")[0]}
+    return kept
 
 
 def _delete_saved(location: Location) -> int:
@@ -349,4 +346,4 @@ def _delete_saved(location: Location) -> int:
     owner = Owner(job_id=location.name, job_uid=None, rank=0, world_size=1, generation=None)
     found = entries(location, owner)
     remove(found)
-    return sum(not it.is_directory for it in found)
+    return sum(not entry.is_directory for entry in found)

@@ -15,10 +15,12 @@ import click
 from click.core import ParameterSource
 
 from cli.connection import python_option
+from muster.contracts.job.field_types import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.contracts.job.problems import checked, checked_job_id
-from muster.contracts.job.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobRequest, JobSpec
+from muster.contracts.job.spec import JobRequest, JobSpec
 from muster.contracts.job.status import JobId
-from muster.contracts.settings.environ import RANK_DEFAULTS, spec_from_environment
+from muster.contracts.settings.environ import spec_from_environment
+from muster.contracts.settings.names import RANK_DEFAULTS
 from muster.host.code import script_of
 from muster.host.extras import require_server
 from muster.host.gpus import visible_gpus
@@ -134,9 +136,7 @@ def run(  # noqa: PLR0913  each option is a parameter
         if not os.environ.get("JOB_ID"):
             raise click.UsageError("Missing argument 'SCRIPT [ARGUMENTS]...'.")
         # As `python -m coordinator` by hand: the environment describes the job.
-        if any(
-            context.get_parameter_source(it) == ParameterSource.COMMANDLINE for it in context.params
-        ):
+        if ParameterSource.COMMANDLINE in map(context.get_parameter_source, context.params):
             raise click.UsageError(
                 "JOB_ID is set and no script is given, so the environment describes the job: "
                 "give a script, or leave out the options"

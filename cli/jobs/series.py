@@ -16,7 +16,7 @@ from cli.errors import ExitCode, Misuse
 from cli.output import Cell, Output, ShellPath, show, table
 from muster.contracts.errors import printable
 from muster.contracts.series import POINTS_LIMIT
-from muster.contracts.views import SeriesColumns, SeriesList
+from muster.contracts.views.history import SeriesColumns, SeriesList
 
 HEADER: Final = ("name", "step", "first", "least", "greatest", "last", "values", "not finite")
 
@@ -59,7 +59,7 @@ def series(job: str, names: Sequence[str], output: str, target: tuple[str, Path]
     elif output == "csv":
         csv.writer(sys.stdout, lineterminator="\n").writerows(csv_rows(found))
     else:
-        rows = [_row(name, it.live) for name, it in sorted(found.series.items())]
+        rows = [_row(name, curve.live) for name, curve in sorted(found.series.items())]
         show(Output(output), msgspec.to_builtins(found), table(HEADER, rows), ())
 
 
@@ -78,8 +78,8 @@ def _row(name: str, live: SeriesColumns) -> tuple[Cell, ...]:
 def csv_rows(found: SeriesList) -> Iterator[Sequence[Any]]:
     """Yield a header, and a row for each point; an unknown value is empty."""
     yield "name", "is_abandoned", *SeriesColumns.__struct_fields__
-    for name, it in sorted(found.series.items()):
-        for is_abandoned, columns in enumerate([it.live, it.abandoned]):
+    for name, curve in sorted(found.series.items()):
+        for is_abandoned, columns in enumerate([curve.live, curve.abandoned]):
             for point in zip(*msgspec.structs.astuple(columns), strict=True):
                 yield name, is_abandoned, *point
 
@@ -98,12 +98,13 @@ def write_events(found: SeriesList, directory: Path) -> str:
         path.unlink(missing_ok=True)
     writer = SummaryWriter(str(place), filename_suffix=EXPORTED)
     began = found.began_at.timestamp()
-    for name, it in sorted(found.series.items()):
-        tags = {name: it.live.last}
-        if any(count > 1 for count in it.live.count):
-            tags |= {f"{name}/least": it.live.least, f"{name}/greatest": it.live.greatest}
+    for name, curve in sorted(found.series.items()):
+        live = curve.live
+        tags = {name: live.last}
+        if any(count > 1 for count in live.count):
+            tags |= {f"{name}/least": live.least, f"{name}/greatest": live.greatest}
         for tag, values in tags.items():
-            for step, seconds, value in zip(it.live.step, it.live.seconds, values, strict=True):
+            for step, seconds, value in zip(live.step, live.seconds, values, strict=True):
                 if value is not None:
                     writer.add_scalar(tag, value, step, began + seconds)
     writer.close()

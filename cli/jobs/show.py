@@ -46,7 +46,7 @@ from muster.client.errors import Busy, ClientError, Unreachable
 from muster.client.progress import duration
 from muster.contracts.errors import printable
 from muster.contracts.job.status import TERMINAL, JobStatus
-from muster.contracts.views import JobView, LeaderboardRow, SummaryList, SummaryView, WorkerView
+from muster.contracts.views.job import JobView, LeaderboardRow, SummaryList, SummaryView, WorkerView
 from muster.runtime.stderr_messages import LastMessage, print_stderr
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ LEFT_OUT: Final = ("steps/s", "loss", "ETA")
 RUNS_WIDTH: Final = 64
 """Of a command in ``show``, so that its line fits 80 columns."""
 
-_RANKS_HEADER: Final = ("rank", "state", "step", "loss", "pid", "node", "restarts", "saved")
+_RANKS_HEADER: Final = ("rank", "process", "step", "loss", "pid", "node", "restarts", "saved")
 
 JOBS_LIMIT: Final = 100
 """More than a terminal has lines; each of them costs the server time."""
@@ -78,7 +78,7 @@ _FRAME_LINES: Final = 3  # the summary, the header and the footer
 
 _ENDS: Final = frozenset(f"job_{status.lower()}" for status in TERMINAL)
 
-QUEUED_SECONDS: Final = 0.5  # between two looks at a job that waits
+QUEUED_SECONDS: Final = 0.5  # between two reads of a job that waits
 
 LINES_LIMIT: Final = 10_000
 """The API returns no more lines at once."""
@@ -94,9 +94,8 @@ LINES_LIMIT: Final = 10_000
 def ps(status: Sequence[str], limit: int, output: Output) -> None:
     """List jobs, newest first."""
     with connected() as client:
-        answer = client.connection.ask(
-            "GET", "/jobs/summaries", query={"status": status, "limit": limit}
-        )
+        query: Query = {"status": status, "limit": limit}
+        answer = client.connection.ask("GET", "/jobs/summaries", query=query)
     jobs = answer.read_as(SummaryList).jobs
     now = datetime.now(UTC)
     lines = _fitted([row(job, now) for job in jobs])
@@ -176,13 +175,14 @@ def loss_of(job: SummaryView | WorkerView) -> str | None:
 
 
 def _lines(job: JobView, summary: SummaryView, warnings: Sequence[str]) -> Iterator[str]:
-    yield from facts([*_facts(job, summary), *(("warning", it) for it in warnings)])
+    yield from facts([*_facts(job, summary), *(("warning", text) for text in warnings)])
     if summary.workers:
         yield ""
         # Each restart of a gang is one of every rank; a rank's own number is of those it caused.
         is_gang = job.spec.get("restart_scope") == "gang"
         rows = (
-            _rank_row(it, summary.restarts if is_gang else it.restarts) for it in summary.workers
+            _rank_row(worker, summary.restarts if is_gang else worker.restarts)
+            for worker in summary.workers
         )
         yield from table(_RANKS_HEADER, rows)
 
@@ -206,11 +206,8 @@ def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None
     if summary.checkpoints_saved:
         saved = plural(summary.checkpoints_saved, "checkpoint")
         yield "saved", f"{saved}, newest at step {summary.last_checkpoint_step}"
-    is_gang = job.spec.get("restart_scope") == "gang"
-    yield (
-        "restarts",
-        f"{summary.restarts}, of all ranks together" if is_gang else f"{summary.restarts}",
-    )
+    of_all = ", of all ranks together" if job.spec.get("restart_scope") == "gang" else ""
+    yield "restarts", f"{summary.restarts}{of_all}"
     times = {"submitted": job.created_at, "started": job.started_at, "finished": job.finished_at}
     for name, at in times.items():
         yield name, None if at is None else f"{moment(at)} UTC"
@@ -219,7 +216,7 @@ def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None
 def _rank_row(worker: WorkerView, restarts: int) -> tuple[Cell, ...]:
     return (
         worker.rank,
-        worker.state,
+        worker.process,
         progress_of(worker),
         loss_of(worker),
         worker.pid,
@@ -308,7 +305,7 @@ def screen(
     return Group(
         _line(f"{url}  {now:%H:%M:%S} UTC  {summary or 'no jobs'}"),
         _line(header, "bold"),
-        *(_line(it, _colour_of(job.status)) for job, it in zip(shown, lines, strict=True)),
+        *(_line(line, _colour_of(job.status)) for job, line in zip(shown, lines, strict=True)),
         _line(trouble or f"{more}q ends this and no job", "yellow" if trouble else "dim"),
     )
 

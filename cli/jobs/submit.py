@@ -31,10 +31,12 @@ from cli.output import Output, ShellPath, Tracebacks, facts, notice_if_slow, sho
 from muster.client.errors import Invalid
 from muster.contracts.errors import InvalidDescription, printable
 from muster.contracts.job.engine import Engine
+from muster.contracts.job.field_types import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.contracts.job.secrets import plaintext_secrets
-from muster.contracts.job.spec import VIRTUAL_SHARDS_OF_SCRIPTS, JobSpec
+from muster.contracts.job.spec import JobSpec
 from muster.contracts.location import InvalidLocation, expand_home, parse_location
-from muster.contracts.views import AgentRequest, FieldError, JobPlan, JobView
+from muster.contracts.views.job import AgentRequest, JobPlan, JobView
+from muster.contracts.views.service import FieldError
 from muster.host.code import Script, script_of
 from muster.host.programs import callers_python
 from muster.host.yaml_files import SIZE_LIMIT_BYTES, YamlFile, reason_of, safe_yaml
@@ -276,11 +278,8 @@ def _submit(
         for note in _notes(job.view.spec, job.view.message, place):
             click.echo(printable(f"note: {note}"), err=True)
         tracebacks = Tracebacks()
-        watch = (
-            partial(show_logs_and_events, job, tracebacks)
-            if with_logs
-            else partial(job.wait, progress=True)
-        )
+        wait = partial(job.wait, progress=True)
+        watch = partial(show_logs_and_events, job, tracebacks) if with_logs else wait
         code = ExitCode.OK if detach else watch_to_end(job, watch, tracebacks.shorten)
     if code is not ExitCode.INTERRUPTED:  # then watch_to_end has printed how to continue
         click.echo(f"Logs: muster logs -f {job.id}", err=True)

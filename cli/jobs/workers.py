@@ -11,19 +11,10 @@ from typing import Any, Final
 import click
 
 from cli.connection import connected, job_argument
-from cli.output import (
-    Column,
-    Output,
-    columns,
-    moment,
-    output_option,
-    plural,
-    shortened,
-    show,
-)
+from cli.output import Column, Output, columns, moment, output_option, plural, shortened, show
 from muster.client import job_path
 from muster.contracts.job.status import TERMINAL
-from muster.contracts.views import JobView
+from muster.contracts.views.job import JobView
 
 AUDIT_UNKNOWN: Final = 2
 """Exit code of an audit that can say neither yes nor no."""
@@ -51,7 +42,7 @@ _WORKERS: Final[Mapping[str, Column]] = {
 }
 _ATTEMPTS: Final[Mapping[str, Column]] = {
     "rank": "rank",
-    "process": "attempt",
+    "attempt": "attempt",
     "pid": "pid",
     "started (UTC)": lambda one: moment(one["started_at"])[5:],  # without the year
     "seconds": lambda one: _seconds(one["started_at"], one["ended_at"]),
@@ -171,18 +162,14 @@ def verdict_of(job: JobView, audit: Mapping[str, Any]) -> tuple[str, int]:
         return f"{name} trains its ranks independently: there is nothing to audit", AUDIT_UNKNOWN
     if audit["exactly_once"] is not None:
         did = "read" if audit["exactly_once"] else "did NOT read"
-        why = {"any": "bits any", "unchecked": "its script gave check=False"}.get(
-            audit.get("bits", "same")
-        )
+        reasons = {"any": "bits any", "unchecked": "its script gave check=False"}
+        why = reasons.get(audit.get("bits", "same"))
         bits = f"; its bits are not promised ({why})" if why else ""
         return f"{name} {did} every sample exactly once{bits}", int(not audit["exactly_once"])
     # Earlier epochs may be omitted; a later epoch begins only after a whole one.
-    has_whole_epoch = any(epoch["exactly_once"] or epoch["epoch"] for epoch in audit["epochs"])
-    durable = (
-        "every sample of every durable whole epoch was read exactly once"
-        if has_whole_epoch
-        else "no whole epoch is durable"
-    )
+    durable = "no whole epoch is durable"
+    if any(epoch["exactly_once"] or epoch["epoch"] for epoch in audit["epochs"]):
+        durable = "every sample of every durable whole epoch was read exactly once"
     if job.is_terminal:
         return f"{name} is {status} before its last epoch: {durable}", AUDIT_UNKNOWN
     return f"{name} is {status}: {durable}; ask again later", AUDIT_UNKNOWN

@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 from cli.output import say
 from muster.contracts.errors import MusterError
 from muster.contracts.job.retry import describe_status
-from muster.contracts.settings.environ import LIFELINE_FD
+from muster.contracts.settings.names import LIFELINE_FD
 from muster.contracts.settings.paths import DataDir
 from muster.host.limits import ShellLimits
 from muster.host.processes import module_command, sigint_blocked
@@ -26,9 +26,6 @@ PAUSE_SECONDS: Final = 0.5
 
 KILL_AFTER_SECONDS: Final = 5.0
 """The API has nothing to save: it is killed this long after SIGTERM."""
-
-END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
-"""SIGHUP: the terminal was closed. SIGUSR1: Slurm announces the end of the allocation."""
 
 
 @dataclass(slots=True)
@@ -152,26 +149,6 @@ class ServicePair:
     def kill(self) -> None:
         self._coordinator.end(signal.SIGKILL)
         self._api.end(signal.SIGKILL)
-
-
-def interrupt_at_signals() -> None:
-    """Have the first of `END_SIGNALS` raise `KeyboardInterrupt`, and ignore those that follow.
-
-    So what has to be cleaned up is: `timeout` signals a process and then its group.
-    """
-
-    def interrupt(*_: object) -> None:
-        ignore_signals()
-        raise KeyboardInterrupt
-
-    for number in END_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(number, interrupt)
-
-
-def ignore_signals() -> None:
-    for number in END_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
 
 
 def failed_start(files: DataDir, offset: int) -> MusterError:

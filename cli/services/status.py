@@ -22,7 +22,7 @@ from muster.client.errors import Busy, NotAllowed, Unreachable
 from muster.client.progress import duration
 from muster.contracts.job.status import JobStatus
 from muster.contracts.settings.services import LOOPBACK_NAMES
-from muster.contracts.views import Health, Version
+from muster.contracts.views.service import Health, Version
 
 ANSWER_SECONDS: Final = 5.0
 
@@ -127,10 +127,8 @@ def _facts(found: Status, data_dir: Path) -> Iterator[tuple[str, str | None]]:
     yield "jobs", ", ".join(jobs) or "none"
     is_local = urlsplit(found.url).hostname in LOOPBACK_NAMES
     if is_local and there not in {"", str(data_dir)} and not os.environ.get("MUSTER_URL"):
-        yield (
-            "note",
-            f"not the data of {data_dir}; for these: export MUSTER_DATA_DIR={quote(there)}",
-        )
+        way = f"export MUSTER_DATA_DIR={quote(there)}"
+        yield "note", f"not the data of {data_dir}; for these: {way}"
 
 
 def _describe_up(found: Status) -> str:

@@ -25,7 +25,7 @@ from cli.checks.doctor import require_startable
 from cli.config import config_file
 from cli.connection import CONNECT_SECONDS
 from cli.output import Output, ShellPath, facts, notice_if_slow, output_option, say, show
-from cli.services.processes import ServicePair, failed_start, ignore_signals
+from cli.services.processes import ServicePair, failed_start
 from cli.services.record import (
     ServiceRecord,
     is_serving,
@@ -35,8 +35,9 @@ from cli.services.record import (
     service_settings,
     write_record,
 )
+from cli.services.signals import ignore_signals
 from muster.contracts.errors import MusterError
-from muster.contracts.settings.environ import LIFELINE_FD
+from muster.contracts.settings.names import LIFELINE_FD
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import (
     CA_FILE,
@@ -184,10 +185,8 @@ def end_detached(record: ServiceRecord) -> None:
     try:
         send_signal(record.process, signal.SIGTERM)
     except PermissionError:
-        raise MusterError(
-            f"the services (process {record.process.pid}) belong to another user, who has to end "
-            "them"
-        ) from None
+        who = f"the services (process {record.process.pid})"
+        raise MusterError(f"{who} belong to another user, who has to end them") from None
     while is_running(record.process):
         time.sleep(POLL_SECONDS)
 
@@ -330,7 +329,7 @@ def _self_signed_certificate(access: AccessSettings) -> Path | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with suppress(OSError):
         context.load_verify_locations(access.tls_certfile)
-    is_self_signed = any(it["subject"] == it["issuer"] for it in context.get_ca_certs())
+    is_self_signed = any(ca["subject"] == ca["issuer"] for ca in context.get_ca_certs())
     return access.tls_certfile if is_self_signed else None
 
 
@@ -348,7 +347,8 @@ def temporary_services(stage: Path, slots: int) -> "Iterator[Client]":
     """
     from muster.client import Client  # noqa: PLC0415  slow
 
-    own = {
+    environ = {
+        **os.environ,
         "MUSTER_DATA_DIR": str(stage),
         "MUSTER_DATABASE_URL": "",
         "MUSTER_HOST": "127.0.0.1",
@@ -361,9 +361,7 @@ def temporary_services(stage: Path, slots: int) -> "Iterator[Client]":
     with ours:
         try:
             with theirs:
-                services = start_detached(
-                    DataDir(stage), {**os.environ, **own}, lifeline=theirs.fileno()
-                )
+                services = start_detached(DataDir(stage), environ, lifeline=theirs.fileno())
             with Client(services.url, retry_seconds=CONNECT_SECONDS) as client:
                 yield client
         except KeyboardInterrupt:

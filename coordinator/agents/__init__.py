@@ -1,1 +1,1 @@
-"""The conversations of a coordinator with agents, and what these send home."""
+"""The conversations of a coordinator with agents, and what these send."""

@@ -183,11 +183,11 @@ class CheckpointReceiver(threading.Thread):
         with _SWAPPING:
             if self._is_ended:  # or two of them would wait for each other
                 raise ConnectionResetError("a later connection has claimed this place")
-            earlier = self._claims.get(location)
+            earlier = self._claims.get(location, self)
             self._claims[location] = self
-            if earlier is not None and earlier is not self:
+            if earlier is not self:
                 earlier.end()
-        if earlier is not None and earlier is not self:
+        if earlier is not self:
             earlier.join()  # no commit may pass the look at fences after the claim
 
     def _commit(

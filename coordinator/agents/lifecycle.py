@@ -1,65 +1,41 @@
-"""The life of an agent: prepare the job, start the agent, wait for its end, clean up.
+"""The life of an agent: start it, wait for its end, clean up.
 
 Each agent has one task here, which ends with `AgentLost`. By then the agent's process is over and
 nothing that it started is left but the ranks that wait for the next agent.
 """
 
 import asyncio
-import secrets
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Iterable,
-    Mapping,
-    Sequence,
-)
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-import msgspec
-
+from coordinator.agents.launching import AgentStarter
 from coordinator.decide.actions import (
     AgentLost,
     AgentNotStarted,
     AgentStarved,
     AgentWaits,
-    CodeTaken,
     JobFailed,
     Observation,
 )
-from coordinator.decide.state.job import AGENT_FAILURES_LIMIT, AgentSnapshot, JobSnapshot
+from coordinator.decide.state.job import AGENT_FAILURES_LIMIT, JobSnapshot
 from coordinator.decide.state.job_end import JobFailure
 from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
-from coordinator.launchers.remote import probe_file
-from coordinator.launchers.scheduler import Refused, SchedulerJobs, SchedulerLauncher
-from coordinator.preparation import Unprepared, agent_assignment, choose_kernels, prepare
+from coordinator.launchers.scheduler import Refused, SchedulerJobs
+from coordinator.preparation import Unprepared
 from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
 from muster.contracts.host import HostFacts
-from muster.contracts.interpreter import is_compatible, release
 from muster.contracts.job.retry import describe_status
 from muster.contracts.job.status import JobUid, Reason
-from muster.contracts.messages.agent import JoinRequest
-from muster.contracts.messages.assignment import AgentAssignment
-from muster.contracts.messages.attach import LaunchAgent, OrderFailed
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings.environ import LATE_PULSES, agent_heartbeat_seconds
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
-from muster.contracts.token import sha256_of
-from muster.host.code import Script, read_code
-from muster.host.ports import group_port
 from muster.host.processes import ProcessorWait
-from muster.host.trace import stamp
-from muster.job_defaults import Completed
-from muster.runtime.agent_sockets import newest_generation
-from muster.runtime.archive import claim_directory
+from muster.runtime.agent_sockets import newest_number
 
-WAIT_SECONDS: Final = 1.0  # between looks at what a scheduler has said
+WAIT_SECONDS: Final = 1.0  # between two questions to a scheduler
 
 DISMISSAL_SECONDS: Final = 5.0
 """A dismissed agent has nothing left to do; one that stays longer is killed."""
@@ -84,16 +60,16 @@ class AgentLifecycle:
 
         `schedulers` are by engine; agents that they start get `values`.
         """
-        self._schedulers = schedulers
-        self._values = values or AgentValues({})
-        self._joined: dict[tuple[str, str, int], bytes] = {}
-        """By agent, who has used its token: a scheduler without memory may start a job twice."""
-        self._local = local
-        self._launchers = launchers
-        self._settings = settings
+        self.starter: Final = AgentStarter(
+            local=local,
+            others=launchers,
+            schedulers=schedulers,
+            settings=settings,
+            facts=facts,
+            values=values or AgentValues({}),
+            usable_vram_mb=usable_vram_mb,
+        )
         self._holds_lease = holds_lease
-        self._facts = facts
-        self._usable_vram_mb = usable_vram_mb
         self._data = DataDir(settings.data_dir)
         self._tasks: set[asyncio.Task[None]] = set()
         self._cleaning: dict[str, asyncio.Task[None]] = {}
@@ -112,24 +88,10 @@ class AgentLifecycle:
         if self._error is not None:
             raise self._error
 
-    def prepare(self, job: TrackedJob) -> None:
-        """Give agents that are about to start their tokens, and ranks that meet anew a free port.
-
-        Both are committed together with the decision, so no two ranks get different ports.
-        """
-        for host in job.starting_agents:
-            token = job.tokens[host] = secrets.token_urlsafe(32)
-            digests = {**job.attachment.tokens_sha256, host: sha256_of(token)}
-            job.attach(tokens_sha256=digests)
-        if job.needs_new_port:
-            job.attach(master_port=group_port(job.attachment.master_port))
-
     def start(self, job: TrackedJob, host: str) -> None:
         """Start the job's next agent on a host, which ends what is left there of the job."""
         clean = self._cleaning.pop(_task_name(job.snapshot.uid, host), None)
-        is_unclean = clean is not None and not clean.done()
-        if clean is not None:
-            clean.cancel()
+        is_unclean = clean is not None and clean.cancel()
         life = self._attend(job, host, self._launch, is_unclean=is_unclean)
         self._run(life, job.snapshot.uid, host)
 
@@ -139,17 +101,18 @@ class AgentLifecycle:
         """Return the agents that the previous coordinator started for a job and that may live."""
         records = {row.host: row.process for row in rows}
         known = {**snapshot.hosts, **snapshot.agents}.values()
-        hosts = [it for it in known if it.is_local or it.host in records]
-        looks = (
-            self._launcher(snapshot, it).adopt(snapshot.uid, records.get(it.host)) for it in hosts
+        hosts = [agent.host for agent in known if agent.is_local or agent.host in records]
+        launcher = self.starter.launcher
+        adopted = (
+            launcher(snapshot, host).adopt(snapshot.uid, records.get(host)) for host in hosts
         )
-        found = zip(hosts, await asyncio.gather(*looks), strict=True)
-        return {it.host: agent for it, agent in found if agent is not None}
+        found = zip(hosts, await asyncio.gather(*adopted), strict=True)
+        return {host: process for host, process in found if process is not None}
 
     async def adopt(self, job: TrackedJob) -> None:
         """Watch the agents that were found."""
         try:
-            job.places = await self._prepare(job)
+            await self.starter.prepare(job)
         except Unprepared as error:
             self.observe(job.snapshot.uid, JobFailed(failure=error.failure))
         for host in job.agents:
@@ -158,7 +121,7 @@ class AgentLifecycle:
     def kill(self, job: TrackedJob, host: str) -> None:
         """Kill an agent; its task cleans up."""
         if host in job.agents:
-            kill = self._launcher_of(job, host).kill(job.agents[host])
+            kill = self.starter.launcher(job.snapshot, host).kill(job.agents[host])
             self._run(kill, job.snapshot.uid, host)
 
     def give_up(self, job: TrackedJob, host: str) -> None:
@@ -174,21 +137,14 @@ class AgentLifecycle:
                 task.cancel()  # and with it the watch that it waits for
         self._clean(job, host)
 
-    def _clean(self, job: TrackedJob, host: str) -> None:
-        """End what a host has of a job, once it answers; the next start there replaces this."""
-        uid = job.snapshot.uid
-        sweep = self._launcher_of(job, host).sweep(uid, job.known_processes(host))
-        clean = asyncio.get_running_loop().create_task(sweep)
-        self._cleaning[_task_name(uid, host)] = clean
-
     def dismiss(self, job: TrackedJob, host: str) -> None:
         """Make sure that a dismissed agent ends, or is never started.
 
         Killing it at once would save the time of its imports, but could orphan what it is starting.
         """
-        if host in job.agents:  # otherwise `_launch` finds it dismissed
-            end = self._kill_if_it_stays(job.agents[host], self._launcher_of(job, host))
-            self._run(end, job.snapshot.uid, host)
+        if host in job.agents:  # otherwise `AgentStarter.start` finds it dismissed
+            launcher = self.starter.launcher(job.snapshot, host)
+            self._run(_kill_if_it_stays(job.agents[host], launcher), job.snapshot.uid, host)
 
     def note_starved(self, jobs: Iterable[TrackedJob], now: float) -> None:
         """Observe for how long agents of this host that are late have got no processor."""
@@ -196,18 +152,27 @@ class AgentLifecycle:
             late_seconds = LATE_PULSES * agent_heartbeat_seconds(job.snapshot.spec)
             for host, process in job.agents.items():
                 agent = job.snapshot.agents[host]
-                is_late = now >= agent.heard_at + late_seconds or agent.starved_seconds > 0
+                is_late = now >= agent.seen_at + late_seconds or agent.starved_seconds > 0
                 if not (is_late and agent.is_local and process.record):
                     process.processor_wait = None
                     continue
                 wait = process.processor_wait or ProcessorWait(process.record.pid)
                 process.processor_wait = wait
-                starved = AgentStarved(host=host, generation=agent.generation, seconds=wait.seconds)
+                starved = AgentStarved(
+                    host=host, agent_number=agent.agent_number, seconds=wait.seconds
+                )
                 self.observe(job.snapshot.uid, starved)
 
     async def sweep(self, leftovers: Mapping[JobUid, Sequence[ProcessRecord]]) -> None:
         """End every process of these jobs here, including the given known ones."""
-        await asyncio.gather(*(self._local.sweep(uid, known) for uid, known in leftovers.items()))
+        await asyncio.gather(
+            *(self.starter.local.sweep(uid, known) for uid, known in leftovers.items())
+        )
+
+    def ask_schedulers(self) -> None:
+        """Ask the schedulers now: an agent has lost its connection."""
+        for jobs in self.starter.schedulers.values():
+            jobs.wake()
 
     async def detach(self) -> None:
         """Stop watching; the agents run on."""
@@ -215,8 +180,10 @@ class AgentLifecycle:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for jobs in self._schedulers.values():
+        for jobs in self.starter.schedulers.values():
             await jobs.close()
+
+    # The life of one agent
 
     async def _attend(
         self,
@@ -231,7 +198,7 @@ class AgentLifecycle:
         An `is_unclean` host was given up: what it has of the job is ended by this agent, or later.
         """
         uid, agent = job.snapshot.uid, job.snapshot.agents[host]
-        generation, launcher = agent.generation, self._launcher(job.snapshot, agent)
+        number, launcher = agent.agent_number, self.starter.launcher(job.snapshot, host)
         name, is_swept = job.snapshot.agent_name(host), False
         kind = AgentLost
         try:
@@ -242,7 +209,7 @@ class AgentLifecycle:
                 await launcher.sweep(uid, job.known_processes(host))
                 self._report_ends(job, host, frozenset())
             message = f"{name} was not started again, and its ranks were ended"
-            self.observe(uid, AgentLost(host=host, generation=generation, message=message))
+            self.observe(uid, AgentLost(host=host, agent_number=number, message=message))
             return
         except NotStarted as error:
             self._fail_if_refused(job, error)
@@ -256,7 +223,7 @@ class AgentLifecycle:
             message = f"{name} could not be started: {error!r}"
         if not await self._holds_lease():
             return  # the processes belong to the coordinator that took over
-        if job.snapshot.agents[host].generation != generation:
+        if job.snapshot.agents[host].agent_number != number:
             return  # it was dismissed or given up: the next agent is there, and has ended its rest
         _set_agent(job, host, None)
         # Look before sweeping: a rank that ends after this look is found by the next agent.
@@ -264,10 +231,9 @@ class AgentLifecycle:
         if not living and not is_swept:
             await launcher.sweep(uid, job.known_processes(host))
         self._report_ends(job, host, living)
-        newest = 0
-        if agent.is_local:
-            newest = newest_generation(self._data.job(job.snapshot.job_id).agent_socket(generation))
-        lost = kind(host=host, generation=generation, message=message, living=living, newest=newest)
+        socket = self._data.job(job.snapshot.job_id).agent_socket(number)
+        newest = newest_number(socket) if agent.is_local else 0
+        lost = kind(host=host, agent_number=number, message=message, living=living, newest=newest)
         self.observe(uid, lost)
 
     def _fail_if_refused(self, job: TrackedJob, error: NotStarted) -> None:
@@ -276,6 +242,43 @@ class AgentLifecycle:
             words = f"{job.snapshot.spec.engine} does not take the job: {error}"
             failure = JobFailure(reason=Reason.ENGINE_REFUSED, message=words)
             self.observe(job.snapshot.uid, JobFailed(failure=failure))
+
+    async def _launch(self, job: TrackedJob, host: str) -> str:
+        """Start the agent and return how it ended; it may be dismissed at any time."""
+        agent = await self.starter.start(job, host, self.observe)
+        if agent is None:
+            return f"{job.snapshot.agent_name(host)} was dismissed before it was started"
+        _set_agent(job, host, agent)
+        if not job.snapshot.agents[host].is_wanted:  # dismissed while it was being started
+            self.dismiss(job, host)
+        return await self._wait_for_end(job, host)
+
+    async def _wait_for_end(self, job: TrackedJob, host: str) -> str:
+        agent = job.agents[host]
+        if agent.is_evidence:
+            status: int | str | None = await agent.ended
+        else:
+            status = await self._wait_for_scheduler(job, host, agent)
+        ending = describe_status(status) if isinstance(status, int) else status or "ended"
+        return f"{job.snapshot.agent_name(host)} {ending}; another one is started"
+
+    async def _wait_for_scheduler(
+        self, job: TrackedJob, host: str, agent: AgentProcess
+    ) -> int | str | None:
+        """Return how an agent has ended; report meanwhile why its scheduler has not started it."""
+        started = job.snapshot.agents[host]
+        try:
+            while not (await asyncio.wait([agent.ended], timeout=WAIT_SECONDS))[0]:
+                if why := agent.waits:
+                    waits = AgentWaits(host=host, agent_number=started.agent_number, message=why)
+                    self.observe(job.snapshot.uid, waits)
+            while job.is_connected(host, started.agent_number):  # noqa: ASYNC110
+                await asyncio.sleep(WAIT_SECONDS)
+            return await agent.ended
+        finally:
+            agent.ended.cancel()  # the host was given up, or we end
+
+    # What it leaves
 
     def _report_ends(self, job: TrackedJob, host: str, living: frozenset[int]) -> None:
         if not job.snapshot.agents[host].is_local:
@@ -297,125 +300,17 @@ class AgentLifecycle:
             for rank in snapshot.ranks_on(host)
             if rank.is_alive and not rank.attempt.intent.kill and rank.attempt.identity
         }
-        return frozenset(
-            waiting[it] for it in self._launcher(snapshot, agent).living(waiting.keys())
-        )
+        living = self.starter.launcher(snapshot, host).living(waiting.keys())
+        return frozenset(waiting[process] for process in living)
 
-    async def _launch(self, job: TrackedJob, host: str) -> str:
-        """Prepare the job, start the agent, and return how it ended.
+    def _clean(self, job: TrackedJob, host: str) -> None:
+        """End what a host has of a job, once it answers; the next start there replaces this."""
+        uid = job.snapshot.uid
+        sweep = self.starter.launcher(job.snapshot, host).sweep(uid, job.known_processes(host))
+        clean = asyncio.get_running_loop().create_task(sweep)
+        self._cleaning[_task_name(uid, host)] = clean
 
-        The agent may be dismissed at any time, also before it is started.
-        """
-        if job.places is None or not job.snapshot.any_alive:  # living ranks have their places
-            job.places = await self._prepare(job)
-        if self._facts is not None:
-            await choose_kernels(job, self._facts)
-        if _is_wanted(job, host):
-            files = self._data.job(job.snapshot.job_id)
-            await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
-            if job.takes_code:
-                await self._take_code(job, job.places.script)
-        if not _is_wanted(job, host):
-            return f"{job.snapshot.agent_name(host)} was dismissed before it was started"
-        stamp("agent launched", job=job.snapshot.uid)
-        agent = await self._launcher_of(job, host).start(self._assignment(job, host))
-        _set_agent(job, host, agent)
-        if not _is_wanted(job, host):  # dismissed while it was being started
-            self.dismiss(job, host)
-        return await self._wait_for_end(job, host)
-
-    async def _wait_for_end(self, job: TrackedJob, host: str) -> str:
-        agent, status = job.agents.get(host), None
-        if agent is not None and agent.is_evidence:
-            status = await agent.ended
-        elif agent is not None:
-            status = await self._wait_for_scheduler(job, host, agent)
-        ending = "ended" if status is None else status
-        if isinstance(ending, int):
-            ending = describe_status(ending)
-        return f"{job.snapshot.agent_name(host)} {ending}; another one is started"
-
-    async def _wait_for_scheduler(
-        self, job: TrackedJob, host: str, agent: AgentProcess
-    ) -> int | str | None:
-        """Return how an agent has ended; report meanwhile why its scheduler has not started it."""
-        started = job.snapshot.agents[host]
-        try:
-            while not (await asyncio.wait([agent.ended], timeout=WAIT_SECONDS))[0]:
-                if why := agent.waits:
-                    waits = AgentWaits(host=host, generation=started.generation, message=why)
-                    self.observe(job.snapshot.uid, waits)
-            while _is_heard(job, started):  # noqa: ASYNC110
-                await asyncio.sleep(WAIT_SECONDS)
-            return await agent.ended
-        finally:
-            agent.ended.cancel()  # the host was given up, or we end
-
-    @asynccontextmanager
-    async def joining(
-        self, job: TrackedJob | None, request: JoinRequest
-    ) -> AsyncIterator[LaunchAgent | OrderFailed]:
-        """Yield the answer to the parent of an agent of this job; None: of no job.
-
-        A probe file lies in its directory of checkpoints until the caller is done.
-        """
-        if job is None or job.places is None or _is_heard(job, request):
-            yield OrderFailed(message="no such agent is expected: its job has ended, or moved on")
-            return
-        if why := self._refusal(request):
-            job.note("agent_refused", f"{why}; it was turned away")
-            yield OrderFailed(message=why)
-            return
-        assignment = self._assignment(job, request.host)
-        joined = msgspec.structs.replace(assignment, token=request.token, is_joined=True)
-        secrets_dir = Path(assignment.secrets_dir)
-        complete = await asyncio.to_thread(self._values.complete, joined, secrets_dir)
-        async with probe_file(assignment.checkpoint_dir) as probe:
-            yield LaunchAgent(assignment=complete, environment=self._values.given, probe=probe)
-
-    def _refusal(self, request: JoinRequest) -> str:
-        """Return why a process is turned away, "" if it is not: each token is good for one."""
-        if not is_compatible(request.version, request.protocol):
-            theirs = f"{request.node} has Muster {release(request.version, request.protocol)}"
-            return f"{theirs}, and the coordinator {release()}: install that there"
-        key = request.job_uid, request.host, request.generation
-        if self._joined.setdefault(key, request.nonce) != request.nonce:
-            return f"{request.node} has shown the token of {request.host}, which was used before"
-        return ""
-
-    def look_again(self) -> None:
-        """Ask the schedulers now: an agent has lost its connection."""
-        for jobs in self._schedulers.values():
-            jobs.wake()
-
-    def _assignment(self, job: TrackedJob, host: str) -> AgentAssignment:
-        return agent_assignment(job, host, self._settings, self._usable_vram_mb.get(host, {}))
-
-    async def _prepare(self, job: TrackedJob) -> Completed:
-        return await asyncio.to_thread(prepare, job.snapshot.spec, self._settings)
-
-    async def _take_code(self, job: TrackedJob, script: Script | None) -> None:
-        job.takes_code = False
-        code = await asyncio.to_thread(read_code, script)
-        taken = CodeTaken(files=code, script=script.file if script else "")
-        self.observe(job.snapshot.uid, taken)
-        if script and (earlier := job.snapshot.spec.earlier):
-            job.note("code_taken", f"goes on from job {earlier.job} with the code as it is now")
-
-    async def _kill_if_it_stays(self, agent: AgentProcess, launcher: Launcher) -> None:
-        while not (await asyncio.wait([agent.ended], timeout=DISMISSAL_SECONDS))[0]:
-            await launcher.kill(agent)
-
-    def _launcher_of(self, job: TrackedJob, host: str) -> Launcher:
-        return self._launcher(job.snapshot, job.snapshot.agents[host])
-
-    def _launcher(self, snapshot: JobSnapshot, agent: AgentSnapshot) -> Launcher:
-        if snapshot.is_scheduled:
-            jobs = self._schedulers[snapshot.spec.engine or ""]
-            return SchedulerLauncher(
-                jobs, snapshot.uid, agent.host, agent.generation, snapshot.spec
-            )
-        return self._local if agent.is_local else self._launchers[agent.host]
+    # Tasks
 
     def _run(self, work: Coroutine[object, object, None], uid: JobUid, host: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=_task_name(uid, host))
@@ -428,19 +323,13 @@ class AgentLifecycle:
             self._error = self._error or task.exception()
 
 
-def _is_heard(job: TrackedJob, which: AgentSnapshot | JoinRequest) -> bool:
-    """True if this agent is connected."""
-    agent = job.snapshot.agents[which.host]
-    return agent.generation == which.generation and agent.is_connected
-
-
 def _task_name(uid: JobUid, host: str) -> str:
     return f"{uid}/{host}"
 
 
-def _is_wanted(job: TrackedJob, host: str) -> bool:
-    """Return False if the agent that is being started was dismissed meanwhile."""
-    return job.snapshot.agents[host].is_wanted
+async def _kill_if_it_stays(agent: AgentProcess, launcher: Launcher) -> None:
+    while not (await asyncio.wait([agent.ended], timeout=DISMISSAL_SECONDS))[0]:
+        await launcher.kill(agent)
 
 
 def _set_agent(job: TrackedJob, host: str, agent: AgentProcess | None) -> None:
@@ -448,5 +337,5 @@ def _set_agent(job: TrackedJob, host: str, agent: AgentProcess | None) -> None:
     job.agents.pop(host, None)
     if agent is not None:
         job.agents[host] = agent
-    records = {host: it.record for host, it in job.agents.items() if it.record is not None}
+    records = {host: known.record for host, known in job.agents.items() if known.record is not None}
     job.attach(agents=records)

@@ -1,4 +1,4 @@
-"""Writes at home the logs that other hosts send, where those of a job of one host lie.
+"""Writes the logs that other hosts send to where those of a job of one host lie.
 
 Nothing of what a host says becomes a path: it names rank, attempt and kind of file. An attempt
 belongs to the host that was the first to send it. One thread does all writing, so a slow disk
@@ -24,7 +24,7 @@ from muster.contracts.messages.logs import (
     DrainLogs,
     Kind,
     LogPart,
-    LogsAtHome,
+    LogsAtCoordinator,
     LogsDrained,
     ReceiverMessage,
 )
@@ -35,7 +35,7 @@ from muster.host.files import (
     PUNCH_HOLE,
     closing,
     fallocate,
-    file_mark,
+    file_identity,
     open_directory,
     open_named_directory,
 )
@@ -55,14 +55,14 @@ Result = TypeVar("Result")
 class LogListener(Protocol):
     """Knows the jobs whose logs come."""
 
-    def log_home(self, claim: AgentClaim) -> JobFiles | None:
+    def coordinator_files(self, claim: AgentClaim) -> JobFiles | None:
         """Return the files of the job; None if the sender is not one that was started for it."""
 
     def may_send(self, claim: AgentClaim, name: LogName) -> bool:
         """Return False for an attempt that the host cannot have run."""
 
     def is_draining(self, uid: JobUid, host: str) -> bool:
-        """Return True if the host was asked to tell when all logs are home."""
+        """Return True if the host was asked to tell when all logs are sent."""
 
     def on_drained(self, claim: AgentClaim, message: LogsDrained) -> None:
         """Take in that they are."""
@@ -105,29 +105,29 @@ async def receive_logs(
     send: Callable[[ReceiverMessage], None],
 ) -> None:
     """Converse with one sender. Raises `WireError`, `AuthenticationFailed`, `EOFError`, OSError."""
-    files = listener.log_home(claim)
+    files = listener.coordinator_files(claim)
     if files is None:
         return
-    home = HomeLogs(files, claim.host)
-    sizes = await disk.do(partial(home.sizes, claim.job_uid, hello.directory))
+    received = CoordinatorLogs(files, claim.host)
+    sizes = await disk.do(partial(received.sizes, claim.job_uid, hello.directory))
     for start in range(0, max(1, len(sizes)), SIZES_LIMIT):
         batch = tuple(sizes[start : start + SIZES_LIMIT])
-        send(LogsAtHome(sizes=batch, is_last=start + SIZES_LIMIT >= len(sizes)))
+        send(LogsAtCoordinator(sizes=batch, is_last=start + SIZES_LIMIT >= len(sizes)))
     if listener.is_draining(JobUid(claim.job_uid), claim.host):
         send(DrainLogs())
     while True:
         match message := decode_sender_message(await receive()):
             case LogPart():
                 if listener.may_send(claim, LogName(message.rank, message.attempt)):
-                    await disk.do(partial(home.keep, message))
+                    await disk.do(partial(received.keep, message))
             case BatchSent():
                 send(BatchKept())
             case LogsDrained():
                 listener.on_drained(claim, message)
 
 
-class HomeLogs:
-    """A job's files at home, as far as one other host has sent them. Its methods raise OSError."""
+class CoordinatorLogs:
+    """A job's files here, as far as another host has sent them. Its methods raise OSError."""
 
     def __init__(self, files: JobFiles, host: str) -> None:
         self._files = files
@@ -138,11 +138,11 @@ class HomeLogs:
     ) -> list[tuple[int, int, Kind, int]]:
         """Return the size of each file that the host has sent.
 
-        `theirs` is the mark of the host's own directory of the job, if it is known.
+        `theirs` is the identity of `uid` in the host's own directory of the job, if it is known.
         """
         if self._files.owner.read_text() != job_uid:
             raise FileNotFoundError("the directory of the job belongs to another one")
-        if file_mark(self._files.owner) == theirs:
+        if file_identity(self._files.owner) == theirs:
             raise OSError(f"{self._host} has the same data directory: each host needs its own")
         found: list[tuple[int, int, Kind, int]] = []
         with closing(self._open("logs")) as logs, closing(self._open("run", "exits")) as exits:
@@ -150,11 +150,9 @@ class HomeLogs:
             for entry in os.listdir(logs):  # noqa: PTH208  a descriptor
                 stem, _, suffix = entry.rpartition(".")
                 name = LogName.parse(f"{stem}.log")
-                if (
-                    name is None
-                    or suffix != "host"
-                    or os.readlink(entry, dir_fd=logs) != self._host
-                ):
+                if name is None or suffix != "host":
+                    continue
+                if os.readlink(entry, dir_fd=logs) != self._host:
                     continue
                 for kind, where in places.items():
                     with suppress(FileNotFoundError):
@@ -191,10 +189,8 @@ class HomeLogs:
 
     def _is_ours(self, stem: str, logs: int) -> bool:
         """Return whether an attempt is the host's; a new one becomes its."""
-        try:
+        with suppress(FileNotFoundError):
             return os.readlink(f"{stem}.host", dir_fd=logs) == self._host
-        except FileNotFoundError:
-            pass
         with suppress(FileNotFoundError):
             os.stat(f"{stem}.log", dir_fd=logs, follow_symlinks=False)
             return False  # it ran here

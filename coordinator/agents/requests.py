@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -15,6 +15,7 @@ from database.records import Event, utc_now
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.messages.agent import (
     AnnounceGroup,
+    CoordinatorMessage,
     Dismiss,
     InjectFault,
     KillRank,
@@ -26,11 +27,7 @@ from muster.contracts.messages.rank import GroupMember, WorkerGroup
 from muster.contracts.settings.environ import Assignment, HostPlace, rank_environment
 from muster.contracts.settings.paths import checkpoints_of_job
 from muster.host.trace import stamp
-from muster.job_defaults import Completed
-
-Request: TypeAlias = (
-    ListCheckpoints | StartRank | TerminateRank | KillRank | InjectFault | AnnounceGroup | Dismiss
-)
+from muster.job_defaults import ResolvedSpec
 
 
 class Executor:
@@ -40,11 +37,8 @@ class Executor:
         """`addresses` says at which address the ranks of a host are reached from other hosts."""
         self._lifecycle = lifecycle
         self._addresses = addresses
-        self._agents: AgentServer | None = None
-
-    def attach(self, agents: AgentServer) -> None:
-        """Set the server that sends requests; without one nothing is sent."""
-        self._agents = agents
+        self.agents: AgentServer | None = None
+        """Sends the requests; without one nothing is sent."""
 
     def perform(self, job: TrackedJob) -> None:  # noqa: C901, PLR0912  one case for each action
         """Perform what was decided for a job."""
@@ -60,11 +54,11 @@ class Executor:
                     self._send(job, action.host, Dismiss())
                     self._lifecycle.dismiss(job, action.host)
                 case actions.LoseHost():
-                    self._send(job, action.host, Dismiss())  # it may hear us, see `Partition`
+                    self._send(job, action.host, Dismiss())  # it may receive this, see `Partition`
                     self._lifecycle.give_up(job, action.host)
                 case actions.DrainLogs():
-                    if self._agents is not None:
-                        self._agents.drain_logs(job.snapshot.uid, action.host)
+                    if self.agents is not None:
+                        self.agents.drain_logs(job.snapshot.uid, action.host)
                 case actions.ListCheckpoints():
                     self._send(job, action.host, list_request(job))
                 case actions.Start():
@@ -92,7 +86,9 @@ class Executor:
         """Send a decided group round before its commit if that is safe; return whether it is."""
         if not job.may_announce:
             return False
-        job.decided = [it for it in job.decided if not isinstance(it, actions.PublishGroup)]
+        job.decided = [
+            action for action in job.decided if not isinstance(action, actions.PublishGroup)
+        ]
         stamp("announced", job=job.snapshot.uid)
         self._send_group(job)
         return True
@@ -111,14 +107,15 @@ class Executor:
         """Pass on what was requested, now or never; recoveries are measured from these events."""
         faults, job.faults = job.faults, []
         for fault in faults:
-            attempts, at = tuple((it.rank, it.attempt) for it in fault.processes), utc_now()
+            attempts = tuple((process.rank, process.attempt) for process in fault.processes)
             request = InjectFault(signal=fault.signal, attempts=attempts, agent=fault.agent)
-            is_sent = self._send(job, fault.host, request)
+            at, is_sent = utc_now(), self._send(job, fault.host, request)
             kind, word = ("fault_injected", "was") if is_sent else ("fault_dropped", "was not")
             why = "" if is_sent else f": the agent on {fault.host} is not connected"
-            for it in fault.processes:
-                words = f"{fault.signal.name} {word} sent to pid {it.pid} of rank {it.rank}{why}"
-                event = Event(at=at, kind=kind, message=words, rank=it.rank, attempt=it.attempt)
+            for process in fault.processes:
+                pid, rank, attempt = process.pid, process.rank, process.attempt
+                words = f"{fault.signal.name} {word} sent to pid {pid} of rank {rank}{why}"
+                event = Event(at=at, kind=kind, message=words, rank=rank, attempt=attempt)
                 job.events.append(event)
                 job.revision += 1
 
@@ -142,16 +139,22 @@ class Executor:
         for host in job.snapshot.agents:
             self._send(job, host, request)
 
-    def _send(self, job: TrackedJob, host: str, request: Request) -> bool:
-        return self._agents is not None and self._agents.send(job.snapshot.uid, host, request)
+    def _send(self, job: TrackedJob, host: str, request: CoordinatorMessage) -> bool:
+        return self.agents is not None and self.agents.send(job.snapshot.uid, host, request)
 
 
-def pending_requests(job: TrackedJob, host: str, addresses: Mapping[str, str]) -> Iterator[Request]:
-    """Yield every request that an agent needs which has just connected."""
-    if job.snapshot.agents[host].is_listing:
+def pending_requests(
+    job: TrackedJob, host: str, addresses: Mapping[str, str]
+) -> Iterator[CoordinatorMessage]:
+    """Yield every request that an agent needs which has just connected.
+
+    Without the places of a job, as when its data is gone after a takeover, nothing is started.
+    """
+    is_prepared = job.places is not None
+    if is_prepared and job.snapshot.agents[host].listing.is_open:
         yield list_request(job)
     for rank in job.snapshot.ranks_on(host):
-        if rank.is_alive and rank.attempt.identity is None:
+        if is_prepared and rank.is_alive and rank.attempt.identity is None:
             yield start_request(job, rank.rank, addresses)
         if rank.is_alive and rank.attempt.intent.terminated_at is not None:
             yield TerminateRank(rank=rank.rank, attempt=rank.attempt.number)
@@ -257,7 +260,7 @@ def _address_of(snapshot: JobSnapshot, number: int, addresses: Mapping[str, str]
     return own if snapshot.spans_hosts else LOOPBACK
 
 
-def _places(job: TrackedJob) -> Completed:
+def _places(job: TrackedJob) -> ResolvedSpec:
     if job.places is None:
         raise RuntimeError(f"job {job.snapshot.job_id} was not prepared before its ranks start")
     return job.places

@@ -114,7 +114,7 @@ class AgentServer:
         local = listen("127.0.0.1", 0)
         self._links.accept(local, is_remote=False)
         host, port = local.getsockname()[:2]
-        return CoordinatorAddress(host=host, port=port)
+        return CoordinatorAddress(host=host, port=port, number=(self._epoch, 0))
 
     async def stop(self) -> None:
         """Close all connections; agents and ranks run on."""
@@ -183,7 +183,7 @@ class AgentServer:
 
     async def _receive_logs(self, hello: LogHello, claim: AgentClaim, link: ServedLink) -> None:
         key, task = (JobUid(claim.job_uid), claim.host), asyncio.current_task()
-        if self._listener.log_home(claim) is None or task is None:
+        if self._listener.coordinator_files(claim) is None or task is None:
             return
         if key in self._senders:  # its connection is broken, or its process was killed
             self._senders[key][0].cancel()
@@ -193,8 +193,7 @@ class AgentServer:
             link.send(encode(message))
 
         try:
-            listener, disk = self._listener, self._disk
-            await receive_logs(hello, claim, listener, disk, link.receive_one, send)
+            await receive_logs(hello, claim, self._listener, self._disk, link.receive_one, send)
         except LINK_ERRORS as error:
             words = f"the logs of job {claim.job_uid} on {claim.host} do not come: {error}"
             _LOG.warning(words, action="logs_missing")
@@ -208,7 +207,7 @@ class AgentServer:
         if directories is None:
             return
         receiver = CheckpointReceiver(link.detach(), directories, claim.host, self._claims)
-        self._receivers = [it for it in self._receivers if it.is_alive()] + [receiver]
+        self._receivers = [old for old in self._receivers if old.is_alive()] + [receiver]
         receiver.start()
 
     async def _let_join(self, request: JoinRequest, link: ServedLink) -> None:
@@ -240,7 +239,7 @@ class AgentServer:
         if key not in self._agents:
             return True
         _, first = self._agents[key]
-        if first.machine_key == hello.machine_key or first.generation != hello.generation:
+        if first.machine_key == hello.machine_key or first.agent_number != hello.agent_number:
             return True  # the host has booted again, and the old connection is still open
         words = f"dismissed an agent of job {hello.job_uid} that runs on {hello.node}: the agent "
         words += f"of host {hello.host} is connected from {first.node}; give each machine a "

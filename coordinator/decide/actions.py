@@ -137,19 +137,19 @@ class ActionTaken(_Value, frozen=True):
 class AgentConnected(OfHost, frozen=True):
     """An agent said hello with the right token."""
 
-    generation: int
+    agent_number: int
 
 
 class AgentDisconnected(OfHost, frozen=True):
     """The connection to an agent broke; its process lives."""
 
-    generation: int
+    agent_number: int
 
 
 class AgentLost(OfHost, frozen=True):
     """An agent's process has ended, with everything it had started except the `living` ranks."""
 
-    generation: int
+    agent_number: int
     message: str
     living: frozenset[int] = frozenset()
     newest: int = 0  # the highest number of an agent socket in the job's directory
@@ -162,14 +162,14 @@ class AgentNotStarted(AgentLost, frozen=True):
 class AgentWaits(OfHost, frozen=True):
     """A scheduler has not started an agent yet."""
 
-    generation: int
+    agent_number: int
     message: str  # why, and since when
 
 
 class AgentStarved(OfHost, frozen=True):
     """An agent of this host sends nothing, as no processor was free for it all that time."""
 
-    generation: int
+    agent_number: int
     seconds: float  # since it is late
 
 

@@ -87,7 +87,7 @@ def event_of(  # noqa: C901, PLR0911, PLR0912  one return for each kind of obser
             return _of_rank(after, rank, "rank_started", f"runs as pid {observation.pid}{where}")
         case RankExited():
             return _of_exit(before, observation, after)
-        case actions.AgentConnected(host=host) if any(it.is_alive for it in after.ranks_on(host)):
+        case actions.AgentConnected(host=host) if any(one.is_alive for one in after.ranks_on(host)):
             sentence = f"{after.agent_name(host)} has connected, its ranks go on"
             if before.agents[observation.host].is_inherited:
                 sentence = f"a new coordinator has taken over; {sentence}"
@@ -183,7 +183,7 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
             message = f"{after.agent_name(host)} does not answer and is ended"
             return NewEvent(kind="agent_killed", message=message)
         case actions.LoseHost(host=host, why=why):
-            ranks = ", ".join(str(it.rank) for it in before.ranks_on(host) if it.is_alive)
+            ranks = ", ".join(str(rank.rank) for rank in before.ranks_on(host) if rank.is_alive)
             message = f"{host} and its ranks ({ranks or 'none'}) were given up: {why}"
             return NewEvent(kind="host_lost", message=message)
         case actions.PublishGroup():

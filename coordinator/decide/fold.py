@@ -23,6 +23,7 @@ from coordinator.decide.events import excerpt
 from coordinator.decide.state.job import JobSnapshot
 from coordinator.decide.state.job_end import EndKind
 from coordinator.decide.state.rank import RankSnapshot
+from coordinator.decide.state.request import RequestState
 from muster.contracts.errors import move
 from muster.contracts.job.status import TRANSITIONS, JobStatus
 from muster.contracts.messages import agent as agent_messages
@@ -49,24 +50,24 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
             return fold_agent.record_heartbeat(snapshot, observation.host, beat, now)
         case actions.AgentSaid(message=agent_messages.CheckpointsListed() as listed):
             return gang_restore.record_listing(snapshot, listed, now)
-        case actions.AgentSaid():  # that the last logs of its host are at home
+        case actions.AgentSaid():  # that its host has sent the last logs
             agent = snapshot.agents[observation.host]
-            return snapshot.with_agent(replace(agent, is_drained=agent.is_draining))
+            logs = agent.logs.move(RequestState.ANSWERED)
+            return snapshot.with_agent(replace(agent, logs=logs))
         case actions.StopRequested(request=request, grace_seconds=grace):
             return replace(snapshot, end=snapshot.end.request(request, now, grace))
         case actions.Interrupted():
             grace = snapshot.spec.stop_grace_seconds
-            end = snapshot.end.move(EndKind.INTERRUPTED, now, grace)
-            return replace(snapshot, end=end)
+            return replace(snapshot, end=snapshot.end.move(EndKind.INTERRUPTED, now, grace))
         case actions.LoopStalled(seconds=seconds):
             end = replace(snapshot.end, ends_at=snapshot.end.ends_at + seconds)
             return fold_agent.note_stall(replace(snapshot, end=end), seconds, now)
         case actions.CodeTaken():
             return fold_code.take(snapshot, observation)
         case actions.JobFailed():
-            return fold_exit.fail_job(snapshot, observation.failure, now)
+            return snapshot.fail(observation.failure, now)
         case RankSpawned() | RankSaid() | RankDied() | RankExited():
-            return _hear_rank(snapshot, observation, now)
+            return _receive_of_rank(snapshot, observation, now)
         case actions.ChangeRequested():
             return fold_pool.serve_requests(replace(snapshot, **asdict(observation)))
         case actions.LeaveRequested():
@@ -116,8 +117,7 @@ def _apply_to_rank(
             killed = fold_rank.with_intent(rank, kill=action.cause, killed_at=now)
             return snapshot.with_rank(killed)
         case actions.Suspect():
-            suspect = rank.attempt.move(ProcessState.SUSPECT)
-            return snapshot.with_attempt(rank, suspect)
+            return snapshot.with_attempt(rank, rank.attempt.move(ProcessState.SUSPECT))
         case actions.ReportSlowExit():
             return snapshot.with_attempt(rank, replace(rank.attempt, is_slow_exit=True))
     assert_never(action)
@@ -126,7 +126,7 @@ def _apply_to_rank(
 # The ranks
 
 
-def _hear_rank(
+def _receive_of_rank(
     snapshot: JobSnapshot, message: RankSpawned | RankSaid | RankDied | RankExited, now: float
 ) -> JobSnapshot:
     if not 0 <= message.rank < len(snapshot.ranks):

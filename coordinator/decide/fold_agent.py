@@ -13,7 +13,8 @@ from coordinator.decide.state.job import (
     JobSnapshot,
 )
 from coordinator.decide.state.job_end import JobFailure
-from coordinator.decide.state.rank import NEVER, Cause, RankSnapshot
+from coordinator.decide.state.rank import Cause, RankSnapshot
+from coordinator.decide.state.request import RequestState
 from muster.contracts.agent import AgentState
 from muster.contracts.job.status import Reason
 from muster.contracts.messages.agent import AgentHeartbeat
@@ -36,19 +37,17 @@ def apply(snapshot: JobSnapshot, action: actions.AgentAction, now: float) -> Job
             has_ranks = any(rank.is_alive for rank in snapshot.ranks_on(agent.host))
             changed = replace(
                 started,
-                generation=agent.generation + 1,
-                heard_at=agent.heard_at if has_ranks else now,
-                draining_since=NEVER,
-                is_drained=False,
+                agent_number=agent.agent_number + 1,
+                seen_at=agent.seen_at if has_ranks else now,
                 is_unfit=False,  # it was away, or a scheduler chooses another machine
             )
         case actions.ListCheckpoints():
-            changed = replace(agent, listing_since=now)
+            changed = replace(agent, listing=agent.listing.move(RequestState.ASKED, now))
         case actions.DrainLogs():
-            changed = replace(agent, draining_since=now)
+            changed = replace(agent, logs=agent.logs.move(RequestState.ASKED, now))
         case actions.KillAgent():
             # AgentLost follows when it is gone; if the kill has missed, it is repeated.
-            changed = replace(agent, since=now, listing_since=NEVER)
+            changed = replace(agent, since=now, listing=agent.listing.move(RequestState.NONE))
         case actions.LoseHost():
             words = f"was given up with its host: {action.why}"
             lost = Cause(reason=Reason.HOST_LOST, message=words)
@@ -68,30 +67,31 @@ def place(snapshot: JobSnapshot, rank: RankSnapshot, host: str) -> JobSnapshot:
     if host in placed.agents:
         return placed
     agents = [*placed.agents.values(), placed.hosts[host]]
-    return replace(placed, agents={it.host: it for it in sorted(agents, key=lambda it: it.order)})
+    agents.sort(key=lambda agent: agent.order)
+    return replace(placed, agents={agent.host: agent for agent in agents})
 
 
 def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapshot:
     """Take in what happened to an agent."""
     agent = snapshot.agents[change.host]
-    if change.generation != agent.generation or agent.state is AgentState.ABSENT:
+    if change.agent_number != agent.agent_number or agent.state is AgentState.ABSENT:
         return snapshot  # an earlier agent, or one that was dismissed
     if agent.state is AgentState.LEAVING:
         if not isinstance(change, actions.AgentLost):
             return snapshot
-        newest = max(agent.generation, change.newest)
+        newest = max(agent.agent_number, change.newest)
         gone = agent.move(AgentState.ABSENT, agent.since)
-        return snapshot.with_agent(replace(gone, generation=newest))
+        return snapshot.with_agent(replace(gone, agent_number=newest))
     match change:
         case actions.AgentConnected():
             # Silence until now was the connection's, so every deadline of its ranks starts again.
             connected = agent.move(AgentState.CONNECTED, now)
             for rank in snapshot.ranks_on(agent.host):
                 if rank.is_alive:
-                    anew = replace(rank.attempt, heard_at=now, progressed_at=now, stopped_at=None)
+                    anew = replace(rank.attempt, seen_at=now, progressed_at=now, stopped_at=None)
                     snapshot = snapshot.with_attempt(rank, anew)
-            heard = replace(connected, heard_at=now, is_inherited=False, trouble=None)
-            return snapshot.with_agent(heard)
+            seen = replace(connected, seen_at=now, is_inherited=False, trouble=None)
+            return snapshot.with_agent(seen)
         case actions.AgentDisconnected():
             return snapshot.with_agent(agent.move(AgentState.UNREACHABLE, now))
         case actions.AgentLost():
@@ -102,24 +102,25 @@ def record(snapshot: JobSnapshot, change: AgentChange, now: float) -> JobSnapsho
 def wait(snapshot: JobSnapshot, waits: actions.AgentWaits, now: float) -> JobSnapshot:
     """Take in that an agent is still to be started: its deadlines count from then."""
     agent = snapshot.agents[waits.host]
-    is_present = (agent.generation, agent.state) == (waits.generation, AgentState.STARTING)
+    is_present = (agent.agent_number, agent.state) == (waits.agent_number, AgentState.STARTING)
     cause = Cause(reason=Reason.WAITING_FOR_SLOTS, message=waits.message)
-    waiting = replace(agent, since=now, heard_at=now, trouble=cause)
+    waiting = replace(agent, since=now, seen_at=now, trouble=cause)
     return snapshot.with_agent(waiting) if is_present else snapshot
 
 
 def note_working(snapshot: JobSnapshot, rank: RankSnapshot) -> JobSnapshot:
     """An agent with a running rank works; the agents lost before it do not count any more."""
     agent = snapshot.agent_of(rank)
-    if not agent.failures and agent.draining_since == NEVER:
+    logs = agent.logs.move(RequestState.NONE)  # it has more of them from now on
+    if not agent.failures and logs is agent.logs:
         return snapshot
-    return snapshot.with_agent(replace(agent, failures=0, draining_since=NEVER, is_drained=False))
+    return snapshot.with_agent(replace(agent, failures=0, logs=logs))
 
 
 def shift_deadlines(
     snapshot: JobSnapshot, seconds: float, now: float, host: str | None = None
 ) -> JobSnapshot:
-    """Shift the deadlines of ranks by the time in which they could not be heard; None: of all."""
+    """Shift the deadlines of ranks by the time in which they could not report; None: of all."""
     ranks = tuple(
         fold_rank.shift_deadlines(rank, seconds, now) if host in {None, rank.host} else rank
         for rank in snapshot.ranks
@@ -130,12 +131,12 @@ def shift_deadlines(
 def note_stall(
     snapshot: JobSnapshot, seconds: float, now: float, stalled: str | None = None
 ) -> JobSnapshot:
-    """Shift all deadlines, or those of one host, by the time in which it could not be heard."""
+    """Shift all deadlines, or those of one host, by the time in which it could not report."""
     snapshot = shift_deadlines(snapshot, seconds, now, stalled)
     for agent in snapshot.agents.values():
         if stalled in {None, agent.host}:
-            since, heard_at = (min(now, at + seconds) for at in (agent.since, agent.heard_at))
-            snapshot = snapshot.with_agent(replace(agent, since=since, heard_at=heard_at))
+            since, seen_at = (min(now, at + seconds) for at in (agent.since, agent.seen_at))
+            snapshot = snapshot.with_agent(replace(agent, since=since, seen_at=seen_at))
     return snapshot
 
 
@@ -143,7 +144,7 @@ def note_starved(snapshot: JobSnapshot, starved: actions.AgentStarved, now: floa
     """Shift the deadlines of a host whose agent could run, but got no processor."""
     agent, seconds = snapshot.agents[starved.host], snapshot.forgivable(starved.seconds)
     new_seconds = seconds - agent.starved_seconds
-    if new_seconds <= 0 or starved.generation != agent.generation or snapshot.end.is_forced:
+    if new_seconds <= 0 or starved.agent_number != agent.agent_number or snapshot.end.is_forced:
         return snapshot
     snapshot = snapshot.with_agent(replace(agent, starved_seconds=seconds))
     return _note_overload(note_stall(snapshot, new_seconds, now, agent.host), seconds)
@@ -161,15 +162,15 @@ def record_heartbeat(
     agent = snapshot.agents[host]
     # What the coordinator has seen of that already was taken from its deadlines.
     late_seconds = beat.late_seconds - agent.starved_seconds
-    unheard_seconds = max(now - snapshot.fresh_until(agent), late_seconds)
-    if unheard_seconds > 0:
-        snapshot = shift_deadlines(snapshot, unheard_seconds, now, agent.host)
+    silent_seconds = max(now - snapshot.fresh_until(agent), late_seconds)
+    if silent_seconds > 0:
+        snapshot = shift_deadlines(snapshot, silent_seconds, now, agent.host)
     stopped, starved = set(beat.stopped), {one[:2]: one[2] for one in beat.starved}
     for rank in snapshot.ranks_on(agent.host):
         seconds = snapshot.forgivable(starved.get((rank.rank, rank.attempt.number), 0.0))
         if rank.is_alive and seconds > rank.attempt.starved_seconds:
             # A moment in which neither of them ran counts once.
-            new_seconds = max(0.0, seconds - rank.attempt.starved_seconds - unheard_seconds)
+            new_seconds = max(0.0, seconds - rank.attempt.starved_seconds - silent_seconds)
             shifted = fold_rank.shift_deadlines(rank, new_seconds, now)
             rank = replace(shifted, attempt=replace(shifted.attempt, starved_seconds=seconds))  # noqa: PLW2901
             snapshot = _note_overload(snapshot.with_rank(rank), seconds)
@@ -177,7 +178,7 @@ def record_heartbeat(
         if is_stopped != (rank.attempt.stopped_at is not None):
             changed = replace(rank.attempt, stopped_at=now if is_stopped else None)
             snapshot = snapshot.with_attempt(rank, changed)
-    return snapshot.with_agent(replace(agent, heard_at=now, starved_seconds=0.0))
+    return snapshot.with_agent(replace(agent, seen_at=now, starved_seconds=0.0))
 
 
 def _lose(
@@ -185,7 +186,7 @@ def _lose(
 ) -> JobSnapshot:
     """Ranks wait for the next agent or are gone. That is not their failure and not a restart."""
     # If another coordinator numbers agents now, it holds our lease: this is never committed.
-    agent = replace(agent, generation=max(agent.generation, lost.newest))
+    agent = replace(agent, agent_number=max(agent.agent_number, lost.newest))
     if not agent.is_local:
         trouble = Cause(reason=Reason.AGENT_LOST, message=lost.message)
         agent = replace(agent, trouble=trouble)
@@ -200,7 +201,7 @@ def _lose(
         count = agent.failures + 1
         message = f"{count} agents in a row were lost before a rank came alive: {lost.message}"
         failure = JobFailure(reason=Reason.AGENT_LOST, message=message)
-        snapshot = fold_exit.fail_job(snapshot, failure, now)
+        snapshot = snapshot.fail(failure, now)
     gone = [
         rank.rank
         for rank in snapshot.ranks_on(agent.host)
@@ -232,7 +233,6 @@ def _give_up(
         agent.move(AgentState.ABSENT, agent.since),
         failures=agent.failures + 1,
         start_at=now + pause,
-        listing_since=NEVER,
     )
     ending = classify_unobserved(snapshot, cause)
     on_host = snapshot.ranks_on(agent.host)

@@ -28,7 +28,8 @@ def compare(
 ) -> JobSnapshot:
     """Compare the code of a rank with that of its job, and refuse the rank where it has to be."""
     code, agent = snapshot.code, snapshot.agent_of(rank)
-    other = {it: digest for it, digest in files.items() if code.files.get(it, digest) != digest}
+    known = code.files
+    other = {path: digest for path, digest in files.items() if known.get(path, digest) != digest}
     if not other:
         if files.items() - code.files.items():
             code = replace(code, files={**code.files, **files})
@@ -41,20 +42,19 @@ def compare(
     if rank.attempt.refused is not None:
         return snapshot
     words = f"has other code than the job: {what}"
+    refused = Cause(reason=Reason.CODE_CHANGED, message=words)
     if not agent.has_code and snapshot.has_other_host(rank):  # an old copy
         words = f"was refused, as {rank.host} {words}. That host is not used any more"
-        refused = Cause(reason=Reason.CODE_CHANGED, message=words)
-        snapshot = fold_exit.set_host_aside(snapshot, rank, refused)
+        snapshot = fold_exit.set_host_aside(snapshot, rank, replace(refused, message=words))
         return replace(snapshot, code=replace(code, note=f"rank {rank.rank} {words}"))
-    refused = Cause(reason=Reason.CODE_CHANGED, message=words)
     ways = (
         f"Restore the file and resume (resume_from: {snapshot.job_id}), or resume with the edited "
         "one; then code: any makes later edits events, and --snapshot runs a copy"
     )
     message = f"{name} has other code than its job: {what}. {ways}"
-    failure = JobFailure(reason=Reason.CODE_CHANGED, message=message, exit_code=1)
+    failure = JobFailure(reason=Reason.CODE_CHANGED, message=message)
     snapshot = snapshot.with_attempt(rank, replace(rank.attempt, refused=refused))
-    return fold_exit.fail_job(snapshot, failure, now)
+    return snapshot.fail(failure, now)
 
 
 def _describe(before: Mapping[str, str], files: Mapping[str, str]) -> str:

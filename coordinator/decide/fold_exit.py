@@ -36,12 +36,6 @@ _UNSET: Final = re.compile(r"^KeyError: '([A-Z][A-Z0-9_]+)'$", re.MULTILINE)
 """Of `os.environ`, most likely."""
 
 
-def fail_job(snapshot: JobSnapshot, failure: JobFailure, now: float) -> JobSnapshot:
-    """Fail the job: the first failure stands, ranks get the grace period to save and exit."""
-    grace = snapshot.spec.stop_grace_seconds
-    return replace(snapshot, end=snapshot.end.fail(failure, now, grace))
-
-
 def record_permanent_error(
     snapshot: JobSnapshot, rank: RankSnapshot, message: PermanentFailure, now: float
 ) -> JobSnapshot:
@@ -89,9 +83,9 @@ def _fail_for_program(
     snapshot: JobSnapshot, rank: RankSnapshot, cause: Cause, now: float
 ) -> JobSnapshot:
     message = f"{snapshot.rank_name(rank)}: {cause.message}"
-    failure = JobFailure(reason=cause.reason, message=message, exit_code=1)
+    failure = JobFailure(reason=cause.reason, message=message)
     refused = replace(rank.attempt, refused=cause)
-    return fail_job(snapshot.with_attempt(rank, refused), failure, now)
+    return snapshot.with_attempt(rank, refused).fail(failure, now)
 
 
 def end_attempt(
@@ -116,7 +110,7 @@ def end_attempt(
         return ended
     words = "the last two attempts of every rank ended with this error"
     failure = _failure(ended, gone, ending, message, Reason.INVALID_PROGRAM, words)
-    return fail_job(ended, failure, now)
+    return ended.fail(failure, now)
 
 
 def _is_hopeless(snapshot: JobSnapshot, error: str) -> bool:
@@ -125,10 +119,10 @@ def _is_hopeless(snapshot: JobSnapshot, error: str) -> bool:
     One rank alone may wait for what another prepares, one host alone may lack the file, and a
     program that has worked may miss it for a moment.
     """
-    ends = [it.ending for it in snapshot.in_service if it.is_down and it.ending]
-    hosts = [it.error_hosts for it in ends if it.error == error and it.error_hosts[1:]]
+    ends = [rank.ending for rank in snapshot.in_service if rank.is_down and rank.ending]
+    hosts = [end.error_hosts for end in ends if end.error == error and end.error_hosts[1:]]
     is_everywhere = {*chain(*hosts)} >= {*snapshot.agents}
-    has_worked = snapshot.step or any(it.budget.proven_step >= 0 for it in snapshot.ranks)
+    has_worked = snapshot.step or any(rank.budget.proven_step >= 0 for rank in snapshot.ranks)
     return len(hosts) == len(snapshot.in_service) and is_everywhere and not has_worked
 
 
@@ -174,7 +168,7 @@ def count_end_with_agent(snapshot: JobSnapshot, rank: RankSnapshot, now: float) 
         return snapshot
     reason, words = limit
     message = f"{snapshot.rank_name(rank)} {rank.trouble.message} and {words}"
-    return fail_job(snapshot, JobFailure(reason=reason, message=message, exit_code=1), now)
+    return snapshot.fail(JobFailure(reason=reason, message=message), now)
 
 
 def _restart_or_fail(
@@ -182,9 +176,9 @@ def _restart_or_fail(
 ) -> JobSnapshot:
     rank = _count_end(snapshot, rank, ending, message, now)
     fruitless, proven = rank.budget.fruitless, rank.budget.proven_step
-    for it in snapshot.ranks if snapshot.is_gang else ():
-        shared = replace(it.budget, fruitless=fruitless, proven_step=proven)
-        snapshot = snapshot.with_rank(replace(it, budget=shared))
+    for member in snapshot.ranks if snapshot.is_gang else ():
+        shared = replace(member.budget, fruitless=fruitless, proven_step=proven)
+        snapshot = snapshot.with_rank(replace(member, budget=shared))
     snapshot = snapshot.with_rank(rank)
     limit = _exhausted_limit(snapshot, rank, ending.retry_class)
     # Only of the first attempts: a program that has worked may miss a file for a moment.
@@ -192,7 +186,7 @@ def _restart_or_fail(
     if limit is None and is_unproven and ending.is_mistake:
         limit = Reason.INVALID_PROGRAM, "a restart did not help"
     if limit is not None:
-        return fail_job(snapshot, _failure(snapshot, rank, ending, message, *limit), now)
+        return snapshot.fail(_failure(snapshot, rank, ending, message, *limit), now)
     counted = _count_restart(snapshot, rank, ending.retry_class, now)
     if message.retry_after_seconds is not None:
         start_at = now + message.retry_after_seconds
@@ -283,7 +277,7 @@ def _failure(
 ) -> JobFailure:
     """Return the job's failure: what happened to the rank, the limit, the end of its log."""
     intent, name = rank.attempt.intent, snapshot.rank_name(rank)
-    done = [it for it in snapshot.ranks if it.finished and not it.is_alive]
+    done = [other for other in snapshot.ranks if other.finished and not other.is_alive]
     has_waited = ending.reason is Reason.NO_PROGRESS or has_lost_peer(message)
     if snapshot.is_gang and done and has_waited:
         uneven = "exited with code 0 before the others: have all ranks as many steps? Then"

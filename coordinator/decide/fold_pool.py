@@ -73,15 +73,16 @@ def _diverge(snapshot: JobSnapshot, said: StateMismatch, now: float) -> JobSnaps
     snapshot = replace(snapshot, divergent=divergent)
     if said.round <= before.round:
         return snapshot  # every member of the group says so
-    failed = {it.worker_id for it in snapshot.pool.members if it.state is WorkerState.FAILED}
+    members = snapshot.pool.members
+    failed = {member.worker_id for member in members if member.state is WorkerState.FAILED}
     lost = len(failed - divergent)
     is_same = lost == snapshot.lost_before and not {*before.entries}.isdisjoint(said.entries)
     snapshot = replace(snapshot, mismatch=said, lost_before=lost)
     if not is_same:
         return snapshot
     message = f"the same values differ a second time: {excerpt(said.message)}"
-    failure = JobFailure(reason=Reason.INVALID_PROGRAM, message=message, exit_code=1)
-    return replace(snapshot, end=snapshot.end.fail(failure, now, snapshot.spec.stop_grace_seconds))
+    failure = JobFailure(reason=Reason.INVALID_PROGRAM, message=message)
+    return snapshot.fail(failure, now)
 
 
 def divergence(snapshot: JobSnapshot, rank: RankSnapshot) -> Cause | None:
@@ -99,8 +100,7 @@ def _end_loop(snapshot: JobSnapshot, exporter: int, now: float) -> JobSnapshot:
     if snapshot.is_past_loop or exporter >= len(snapshot.ranks):
         return snapshot
     if (failure := _unproven(snapshot)) is not None:
-        grace = snapshot.spec.stop_grace_seconds
-        return replace(snapshot, end=snapshot.end.fail(failure, now, grace))
+        return snapshot.fail(failure, now)
     # It may have been about to leave.
     snapshot = snapshot.with_rank(replace(snapshot.ranks[exporter], in_service=True))
     ended = replace(snapshot, end=snapshot.end.end_loop(exporter))
@@ -118,7 +118,7 @@ def _unproven(snapshot: JobSnapshot) -> JobFailure | None:
         return None
     words = "and training was over before another process could be compared"
     message = f"{snapshot.rank_name(rank)}: {excerpt(raised.message)}, {words}"
-    return JobFailure(reason=Reason.INVALID_PROGRAM, message=message, exit_code=1)
+    return JobFailure(reason=Reason.INVALID_PROGRAM, message=message)
 
 
 def release_others(snapshot: JobSnapshot) -> JobSnapshot:
@@ -150,7 +150,7 @@ def _partition_after(snapshot: JobSnapshot, rank: RankSnapshot, lost: PeerLost) 
 
 
 def locate(snapshot: JobSnapshot, rank: RankSnapshot, node: str) -> JobSnapshot:
-    """Record on which machine a worker's process runs, where the cluster does not name it."""
+    """Record on which machine a worker's process runs, where the cluster file does not name it."""
     worker_id = rank.attempt.worker_id
     if not snapshot.is_synchronous or worker_id is None or not is_node_id(rank.host):
         return snapshot

@@ -25,7 +25,7 @@ from muster.contracts.rank import COUNT_MAX, Phase, ProcessState
 THROUGHPUT_WINDOW_SECONDS: Final = 1.0
 """Steps are counted over at least this long; heartbeats may come much closer together."""
 
-_ATTEMPT_BEGAN: Final = ("spawned_at", "heard_at", "progressed_at", "exiting_at", "stopped_at")
+_ATTEMPT_BEGAN: Final = ("spawned_at", "seen_at", "progressed_at", "exiting_at", "stopped_at")
 _INTENT_BEGAN: Final = ("terminated_at", "killed_at", "asked_at")
 """The moments from which deadlines count."""
 
@@ -35,7 +35,7 @@ THROUGHPUT_WEIGHT: Final = 0.5  # weight of the newest window in the exponential
 def begin_attempt(rank: RankSnapshot, now: float) -> RankSnapshot:
     """Return the rank with its next attempt, which is about to be started."""
     number = rank.attempt.number + 1
-    started = Attempt(number=number, process=ProcessState.SPAWNED, spawned_at=now, heard_at=now)
+    started = Attempt(number=number, process=ProcessState.SPAWNED, spawned_at=now, seen_at=now)
     checkpoints = rank.checkpoints_before + rank.attempt.checkpoints_saved
     return replace(rank, attempt=started, checkpoints_before=checkpoints, finished=False)
 
@@ -127,7 +127,7 @@ def _alive(attempt: Attempt, now: float, **changes: Any) -> Attempt:  # noqa: AN
     # A heartbeat that was on its way does not undo an exit.
     if attempt.process is not ProcessState.EXITING:
         attempt = attempt.move(ProcessState.LIVE)
-    changes |= {"heard_at": now, "starved_seconds": 0.0}
+    changes |= {"seen_at": now, "starved_seconds": 0.0}
     return replace(attempt, live_at=live_at, **changes)
 
 

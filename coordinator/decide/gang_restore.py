@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from coordinator.decide import fold_exit
 from coordinator.decide.events import excerpt
 from coordinator.decide.state.job import GangRestore, JobSnapshot
 from coordinator.decide.state.job_end import JobFailure
-from coordinator.decide.state.rank import NEVER, RankSnapshot
+from coordinator.decide.state.rank import RankSnapshot
+from coordinator.decide.state.request import RequestState
 from muster.checkpoints.manifest import CheckpointName, RestorePoint
 from muster.contracts.job.status import Reason
 from muster.contracts.location import parse_location, save_lead
@@ -45,7 +45,7 @@ def choose(snapshot: JobSnapshot, listed: CheckpointsListed) -> GangRestore:
     for is_inherited, ranks in (False, listed.own), (True, listed.inherited):
         present = snapshot.restore.point
         known = present.savers if present and present.is_inherited == is_inherited else ()
-        damaged = {it.name for it in snapshot.unusable if it.is_inherited == is_inherited}
+        damaged = {point.name for point in snapshot.unusable if point.is_inherited == is_inherited}
         missing = [] if is_inherited else _missing(snapshot, ranks)
         found = _newest_in_common(ranks, damaged, leads[is_inherited], known, missing)
         if found is not None:
@@ -61,8 +61,9 @@ def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float)
     """Decide from where the gang resumes, or when to list again."""
     if listed.attempt != snapshot.next_attempt or not snapshot.is_listing:
         return snapshot
-    agents = {host: replace(it, listing_since=NEVER) for host, it in snapshot.agents.items()}
-    snapshot = replace(snapshot, agents=agents)
+    for agent in snapshot.agents.values():
+        listing = agent.listing.move(RequestState.ANSWERED)
+        snapshot = snapshot.with_agent(replace(agent, listing=listing))
     if listed.problem is not None:
         again = now + LIST_AGAIN_SECONDS
         for rank in snapshot.ranks:
@@ -77,8 +78,8 @@ def record_listing(snapshot: JobSnapshot, listed: CheckpointsListed, now: float)
             "and submit with resume_from, or use a new id. If the ranks train separate models, use "
             "--restart-scope rank"
         )
-    failure = JobFailure(reason=Reason.INVALID_CHECKPOINT, message=message, exit_code=1)
-    return fold_exit.fail_job(snapshot, failure, now)
+    failure = JobFailure(reason=Reason.INVALID_CHECKPOINT, message=message)
+    return snapshot.fail(failure, now)
 
 
 def record_damage(snapshot: JobSnapshot, rank: RankSnapshot, failed: RestoreFailed) -> JobSnapshot:
@@ -147,8 +148,8 @@ def _held(
         return
     for number, rank in enumerate(ranks):
         steps = [
-            f"step {it.step} of attempt {it.generation}{' (damaged)' if it in damaged else ''}"
-            for it in _parsed(rank)
+            f"step {one.step} of attempt {one.generation}{' (damaged)' if one in damaged else ''}"
+            for one in _parsed(rank)
         ]
         steps += [f"{text} (damaged)" for text in rank.damaged]
         none = "none, though it has saved" if number in missing else "none"

@@ -1,7 +1,7 @@
 """Which ranks and agents are silent for too long. Pure, like all of `plan`.
 
-Ranks are heard through their agent, so the agent is judged first: silence of a rank counts only
-while its agent was heard. A silent agent is replaced; its ranks run on.
+Messages of ranks come through their agent, so the agent is judged first: silence of a rank counts
+only while its agent was not silent. A silent agent is replaced; its ranks run on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -59,7 +59,7 @@ def agent_deadline(
     """Return when an agent that does not respond is killed; its `ranks` wait for the next one."""
     if agent.state is AgentState.LEAVING:
         return NEVER_DUE  # its dismissal ends it
-    listed = agent.listing_since + LISTING_SECONDS if agent.is_listing else NEVER_DUE
+    listed = agent.listing.since + LISTING_SECONDS if agent.listing.is_open else NEVER_DUE
     return min(listed, _answer_deadline(snapshot, agent, ranks))
 
 
@@ -70,14 +70,14 @@ def _answer_deadline(
         grace = FORCED_STOP_SECONDS if snapshot.end.is_forced else AGENT_CONNECT_SECONDS
         return agent.since + grace
     intents = (rank.attempt.intent for rank in ranks if rank.is_alive)
-    killed_at = min((it.killed_at for it in intents if it.kill), default=NEVER_DUE)
+    killed_at = min((intent.killed_at for intent in intents if intent.kill), default=NEVER_DUE)
     # Both counts begin no earlier than when the agent connected, or was last killed.
     obeyed = max(agent.since, killed_at)
-    heard = max(agent.since, agent.heard_at)
+    seen = max(agent.since, agent.seen_at)
     silence = max(AGENT_SILENCE_SECONDS, snapshot.spec.heartbeat_timeout)
     if snapshot.end.is_forced:
         silence = FORCED_STOP_SECONDS
-    return min(obeyed + KILL_GRACE_SECONDS, heard + silence)
+    return min(obeyed + KILL_GRACE_SECONDS, seen + silence)
 
 
 def host_deadline(
@@ -90,7 +90,7 @@ def host_deadline(
     if agent.state is AgentState.ABSENT and not has_ranks:
         return NEVER_DUE
     is_fenced = snapshot.is_synchronous and has_ranks
-    return agent.heard_at + (HOST_SILENCE_SECONDS if is_fenced else HOST_LEASE_SECONDS)
+    return agent.seen_at + (HOST_SILENCE_SECONDS if is_fenced else HOST_LEASE_SECONDS)
 
 
 def agent_late_at(snapshot: JobSnapshot) -> float:
@@ -123,7 +123,7 @@ def silence_deadlines(snapshot: JobSnapshot, rank: RankSnapshot) -> Iterator[flo
     if attempt.process is ProcessState.SPAWNED:
         yield attempt.spawned_at + spec.start_grace_seconds
     if attempt.sends_heartbeats:
-        yield attempt.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
+        yield attempt.seen_at + SUSPECT_SHARE * spec.heartbeat_timeout
     yield _silent_since(attempt) + spec.heartbeat_timeout
 
 
@@ -148,8 +148,7 @@ def _judge_exit(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterat
         message = f"did not exit within {seconds} and was killed"
         if rank.finished:
             message += "; it had finished, so nothing is lost"
-        cause = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message=message)
-        yield KillProcess(rank=rank.rank, cause=cause)
+        yield _kill(rank, Reason.HEARTBEAT_TIMEOUT, message)
     elif not attempt.is_slow_exit and now >= attempt.exiting_at + snapshot.spec.heartbeat_timeout:
         is_free = rank.in_service and attempt.intent.asked_at == NEVER
         yield ReportSlowExit(
@@ -164,25 +163,27 @@ def _judge(snapshot: JobSnapshot, rank: RankSnapshot, now: float) -> Iterator[Ac
     start_by = attempt.spawned_at + spec.start_grace_seconds
     if attempt.process is ProcessState.SPAWNED and now >= start_by:
         message = f"gave no sign of life within {spec.start_grace_seconds:g} s and was killed"
-        cause = Cause(reason=Reason.START_TIMEOUT, message=message)
-        yield KillProcess(rank=rank.rank, cause=cause)
+        yield _kill(rank, Reason.START_TIMEOUT, message)
     elif now >= _silent_since(attempt) + spec.heartbeat_timeout:
         what = "sent no heartbeat" if attempt.sends_heartbeats else "was stopped (SIGSTOP)"
         message = f"{what} for {spec.heartbeat_timeout:g} s and was killed"
-        cause = Cause(reason=Reason.HEARTBEAT_TIMEOUT, message=message)
-        yield KillProcess(rank=rank.rank, cause=cause)
+        yield _kill(rank, Reason.HEARTBEAT_TIMEOUT, message)
     elif _is_stuck(snapshot, rank):
         is_starting = snapshot.is_synchronous and attempt.member.ready is None
         what = "was not ready to train" if is_starting else "took no step"
         seconds = _step_timeout(snapshot, rank)
         message = f"sent heartbeats but {what} for {seconds:g} s and was killed"
-        yield KillProcess(rank=rank.rank, cause=Cause(reason=Reason.NO_PROGRESS, message=message))
+        yield _kill(rank, Reason.NO_PROGRESS, message)
     elif (
         attempt.sends_heartbeats
         and attempt.process is ProcessState.LIVE
-        and now >= attempt.heard_at + SUSPECT_SHARE * spec.heartbeat_timeout
+        and now >= attempt.seen_at + SUSPECT_SHARE * spec.heartbeat_timeout
     ):
         yield Suspect(rank=rank.rank)
+
+
+def _kill(rank: RankSnapshot, reason: Reason, message: str) -> Action:
+    return KillProcess(rank=rank.rank, cause=Cause(reason=reason, message=message))
 
 
 def _silent_since(attempt: Attempt) -> float:
@@ -191,7 +192,7 @@ def _silent_since(attempt: Attempt) -> float:
     A program that has never sent a heartbeat may never do so: only being stopped counts.
     """
     if attempt.sends_heartbeats:
-        return attempt.heard_at
+        return attempt.seen_at
     return NEVER_DUE if attempt.stopped_at is None else attempt.stopped_at
 
 
@@ -203,7 +204,7 @@ def _is_stuck(snapshot: JobSnapshot, rank: RankSnapshot) -> bool:
     attempt = rank.attempt
     if not attempt.sends_heartbeats or not is_step_expected(snapshot, rank):
         return False
-    return attempt.heard_at >= attempt.progressed_at + _step_timeout(snapshot, rank)
+    return attempt.seen_at >= attempt.progressed_at + _step_timeout(snapshot, rank)
 
 
 def _step_timeout(snapshot: JobSnapshot, rank: RankSnapshot) -> float:

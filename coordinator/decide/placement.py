@@ -1,4 +1,4 @@
-"""Which queued jobs may start, and on which host of the cluster each rank runs. Pure.
+"""Which queued jobs may start, and on which host of the cluster file each rank runs. Pure.
 
 First come, first served: no job overtakes another that waits for others to end, so that a stream of
 small jobs cannot starve a large one. A rank goes to the host with the highest score
@@ -47,7 +47,7 @@ def admit(
         request = RankRequest(job.job_id, job.spec)
         requests = _requests(request, len(ranks), job.wanted_hosts)
         placements = place_requests(cluster, requests, uses, refusals)
-        hosts = [it.chosen.node for it in placements if it.chosen is not None]
+        hosts = [placement.chosen.node for placement in placements if placement.chosen is not None]
         # Scripts for torchrun expect that the ranks of a host follow each other.
         hosts.sort(key=list(job.hosts).index)
         if len(hosts) == len(ranks):
@@ -57,11 +57,12 @@ def admit(
             continue
         uses = use_of(cluster, placed)  # without its ranks that fit
         # One that waits for a host to be corrected holds up no other.
-        ahead = int(all(it.chosen for it in place_requests(cluster, requests, refusals=refusals)))
+        alone = place_requests(cluster, requests, refusals=refusals)
+        ahead = int(all(placement.chosen for placement in alone))
         if ahead and not cluster.is_described:
-            yield _describe_wait(len(ranks), cluster, [it.job_id for it, _ in placed])
+            yield _describe_wait(len(ranks), cluster, [request.job_id for request, _ in placed])
         else:
-            why = next(it for it in placements if it.chosen is None)
+            why = next(placement for placement in placements if placement.chosen is None)
             yield f"waits: only {len(hosts)} of its {len(ranks)} ranks fit now; {why}"
 
 
@@ -105,7 +106,7 @@ def _place_on_scheduler(job: JobSnapshot, now: float) -> Iterator[PlaceRank]:
     options, waiting = job.spec.scheduler_options, list(ranks_to_place(job, now))
     if options is None or not waiting:
         return
-    taken = Counter(it.host for it in job.ranks if it.in_service or it.is_alive)
+    taken = Counter(rank.host for rank in job.ranks if rank.in_service or rank.is_alive)
     for rank in waiting:
         free = (
             host
@@ -169,7 +170,7 @@ def _requests(request: RankRequest, count: int, missing: Mapping[str, int]) -> l
     The first one may be for the rank that saves, which has no choice.
     """
     hosts = list(islice(Counter(missing).elements(), count))
-    return [request] * (count - len(hosts)) + [request._replace(preferred=it) for it in hosts]
+    return [request] * (count - len(hosts)) + [request._replace(preferred=host) for host in hosts]
 
 
 def _placed(jobs: Iterable[JobSnapshot]) -> Iterator[tuple[RankRequest, str]]:

@@ -18,7 +18,8 @@ from coordinator.decide.events import (
 )
 from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
 from coordinator.decide.state.job_end import EndKind
-from coordinator.decide.state.rank import NEVER, Cause, RankSnapshot
+from coordinator.decide.state.rank import Cause, RankSnapshot
+from coordinator.decide.state.request import RequestState
 from muster.contracts.agent import AgentState
 from muster.contracts.job.status import TERMINAL, JobStatus, Reason
 
@@ -69,7 +70,7 @@ def _deadlines(snapshot: JobSnapshot) -> Iterator[float]:
         else:
             yield liveness.agent_deadline(snapshot, agent, ranks[host])
         yield liveness.host_deadline(snapshot, agent, ranks[host])
-        yield agent.draining_since + DRAIN_SECONDS
+        yield agent.logs.since + DRAIN_SECONDS
     yield liveness.agent_late_at(snapshot)
     yield from plan_pool.group_deadlines(snapshot)
     for rank in snapshot.ranks:
@@ -251,17 +252,15 @@ def _finish_job(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
 
 
 def _ask_for_logs(agents: Iterable[AgentSnapshot]) -> Iterator[Action]:
-    yield from (actions.DrainLogs(host=it.host) for it in agents if it.draining_since == NEVER)
+    asked = (agent for agent in agents if agent.logs.state is RequestState.NONE)
+    yield from (actions.DrainLogs(host=agent.host) for agent in asked)
 
 
 def _has_logs(agent: AgentSnapshot, now: float) -> bool:
     """Return True while the last lines of ranks on another host are missing here and may come."""
-    has_sender = not agent.is_local and agent.state in {
-        AgentState.CONNECTED,
-        AgentState.UNREACHABLE,
-    }
-    is_over = agent.is_draining and now >= agent.draining_since + DRAIN_SECONDS
-    return has_sender and not agent.is_drained and not is_over
+    has_sender = not agent.is_local and agent.is_wanted and agent.state is not AgentState.STARTING
+    is_over = agent.logs.is_open and now >= agent.logs.since + DRAIN_SECONDS
+    return has_sender and agent.logs.state is not RequestState.ANSWERED and not is_over
 
 
 def _last_status(snapshot: JobSnapshot) -> SetStatus | None:
@@ -329,7 +328,7 @@ def _going_status(snapshot: JobSnapshot, now: float) -> SetStatus:
     if snapshot.status is not JobStatus.STARTING:
         return _same_status(snapshot)  # the failed rank is back, others have not reported yet
     reason, message = None, snapshot.note
-    troubles = (it.trouble for it in snapshot.agents.values() if it.trouble is not None)
+    troubles = (agent.trouble for agent in snapshot.agents.values() if agent.trouble is not None)
     if (trouble := next(troubles, None)) is not None:
         reason, message = trouble.reason, trouble.message
     elif now >= liveness.agent_late_at(snapshot):

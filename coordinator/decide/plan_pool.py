@@ -208,7 +208,7 @@ def lose_partitioned_host(snapshot: JobSnapshot, partition: Partition) -> Action
 
 
 def _are_agents_connected(snapshot: JobSnapshot) -> bool:
-    """True if every host with living ranks is heard: a round without one would lose its members."""
+    """True if each host with living ranks is connected: a round without one loses its members."""
     return all(snapshot.agent_of(rank).is_connected for rank in snapshot.ranks if rank.is_alive)
 
 

@@ -67,7 +67,7 @@ class Kubernetes:
             pods = (await self._call("list_namespaced_pod", label_selector=selector)).items
         except _Answer as answer:
             raise SchedulerUnavailable(str(answer)) from answer
-        names = [(it.metadata.annotations or {}).get(NAME, it.metadata.name) for it in pods]
+        names = [(pod.metadata.annotations or {}).get(NAME, pod.metadata.name) for pod in pods]
         return dict(zip(names, map(job_of, pods), strict=True))
 
     async def cancel(self, job_id: str) -> None:
@@ -100,7 +100,7 @@ class Kubernetes:
                 namespace = context["context"].get("namespace", "default")
         except (config.ConfigException, OSError) as error:
             raise SchedulerUnavailable(f"no cluster is configured ({error})") from error
-        own.retries = False  # the next look is one
+        own.retries = False  # the next list is one
         return client.CoreV1Api(client.ApiClient(own)), namespace
 
     async def _call(self, method: str, **fields: Any) -> Any:  # noqa: ANN401  as the client's own
@@ -152,7 +152,7 @@ def job_of(found: Any) -> SchedulerJob:  # noqa: ANN401  a V1Pod
         id=name,
         is_waiting=phase == "Pending",
         is_over=phase in {"Succeeded", "Failed"},
-        words=f"Pod {name}: {': '.join(printable(it) for it in words)}, "
+        words=f"Pod {name}: {': '.join(printable(word) for word in words)}, "
         f"since {found.metadata.creation_timestamp:%Y-%m-%dT%H:%M:%S}",
     )
 

@@ -12,8 +12,9 @@ from muster.contracts.errors import MusterError
 from muster.contracts.job.secrets import Reference, SecretUnavailable
 from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import SAME_ON_ALL_HOSTS, SERVICE_ONLY, STORE_KEYS
+from muster.contracts.settings.names import SERVICE_ONLY, STORE_KEYS
 from muster.contracts.settings.services import shared_variables
+from muster.contracts.settings.variables import SAME_ON_ALL_HOSTS
 from muster.host.processes import ProcessorWait
 from muster.runtime.secrets import SecretStore
 
@@ -31,7 +32,7 @@ class AgentProcess:
     ended: "asyncio.Future[int | None] | asyncio.Future[str | None]"
     """Done on evidence only: its exit status or how it ended, None where that is not known."""
     is_evidence: bool = True
-    """Whether the end was seen. A scheduler may be wrong: an agent that is still heard runs."""
+    """Whether the end was seen. A scheduler may be wrong: an agent that is still connected runs."""
     waits: str | None = None  # why it has not been started yet, and since when
     processor_wait: ProcessorWait | None = None  # while it is late with its heartbeat
 

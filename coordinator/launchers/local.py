@@ -16,7 +16,7 @@ import structlog
 from coordinator.launchers.launcher import AgentProcess, AgentValues
 from muster.contracts.messages.assignment import FORKED_PID, AgentAssignment, ForkAgent
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
+from muster.contracts.settings.names import PROCESS_TAG, PROCESS_TAG_WIDTH
 from muster.contracts.settings.paths import JobFiles
 from muster.host.containment import kill_job, tagged_processes
 from muster.host.limits import ShellLimits

@@ -13,12 +13,11 @@ from typing import Final
 import structlog
 from msgspec.structs import replace
 
-from coordinator.agents.log_receiver import HomeLogs
+from coordinator.agents.log_receiver import CoordinatorLogs
 from coordinator.launchers.launcher import AgentProcess, AgentValues, NotStarted
-from coordinator.launchers.line import Line
+from coordinator.launchers.remote_shell import RemoteShell
 from coordinator.launchers.ssh import SocketDirectory, SshMaster
 from muster.cluster.description import ClusterNode
-from muster.cluster.requests import forwarded
 from muster.contracts.errors import printable
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.messages.attach import (
@@ -40,7 +39,7 @@ from muster.contracts.messages.attach import (
 )
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings.paths import DataDir, JobFiles
-from muster.host.files import file_mark, remove_probe_file, write_probe_file
+from muster.host.files import file_identity, remove_probe_file, write_probe_file
 from muster.host.processes import module_command
 from muster.runtime.stderr_messages import LastMessage
 
@@ -90,26 +89,24 @@ class CommandLauncher:
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         secrets_dir = Path(assignment.secrets_dir)
         complete = await asyncio.to_thread(self._values.complete, assignment, secrets_dir)
-        if self._master is not None and self._master.home is not None:
-            complete = forwarded(complete)
         with ExitStack() as opened:
             async with probe_file(assignment.checkpoint_dir) as probe:
                 order = LaunchAgent(
                     assignment=complete,
                     environment={**assignment.environment, **self._values.given},
-                    home=file_mark(JobFiles(Path(assignment.job_root)).owner),
+                    coordinator_file=file_identity(JobFiles(Path(assignment.job_root)).owner),
                     probe=probe,
                 )
-                line = await self._give(order)
-                opened.enter_context(closing(line))
-                answer = await line.answer()
+                shell = await self._give(order)
+                opened.enter_context(closing(shell))
+                answer = await shell.answer()
             if isinstance(answer, OrderFailed):
                 raise NotStarted(f"{self._host} cannot start it: {printable(answer.message)}")
             opened.pop_all()
         # Without an answer it may run nevertheless: only the host can tell.
         record = answer.process if isinstance(answer, AgentRuns) else None
         watch = WatchAgent(job_uid=assignment.job_uid, process=record, data_dir=self._data_dir)
-        return self._watched(watch, line)
+        return self._watched(watch, shell)
 
     async def adopt(self, job_uid: str, record: ProcessRecord | None) -> AgentProcess | None:
         return self._watched(WatchAgent(job_uid=job_uid, process=record, data_dir=self._data_dir))
@@ -118,8 +115,8 @@ class CommandLauncher:
         order = WatchAgent(job_uid=agent.job_uid, process=agent.record, kills=True)
         try:
             async with asyncio.timeout(KILL_SECONDS):
-                with closing(await self._give(order)) as line:
-                    answer = await line.answer()
+                with closing(await self._give(order)) as shell:
+                    answer = await shell.answer()
             if isinstance(answer, OrderFailed):
                 self._note(f"{self._host}: {answer.message}")
         except TimeoutError:
@@ -141,11 +138,11 @@ class CommandLauncher:
         async with probe_file(shared) as probe:
             order = ProbeHost(environment=self._values.given, probe=probe, data_dir=self._data_dir)
             if self._master is not None:
-                mark = file_mark(DataDir(Path(self._data_dir)).coordinator_address)
-                order = replace(order, home=mark, deleted=tuple(deleted))
-            with closing(await self._give(order)) as line:
-                answer = await line.answer()
-                why = line.last_error()
+                identity = file_identity(DataDir(Path(self._data_dir)).coordinator_address)
+                order = replace(order, coordinator_file=identity, deleted=tuple(deleted))
+            with closing(await self._give(order)) as shell:
+                answer = await shell.answer()
+                why = shell.last_error()
         if isinstance(answer, HostProbed) and answer.facts is not None:
             offset = round(answer.clock - time.time(), 1)
             return replace(answer, facts=replace(answer.facts, clock_offset_seconds=offset))
@@ -153,21 +150,21 @@ class CommandLauncher:
             why = printable(answer.message)
         raise NotStarted(f"{self._host} did not answer what it has: {why}")
 
-    async def fetch_logs(self, job_uid: str, files: JobFiles) -> None:
+    async def fetch_logs(self, uid: str, files: JobFiles) -> None:
         """Write into `files` what the host still has of an ended job's logs.
 
         Then the host removes the job's directory. Raises `NotStarted` and OSError.
         """
-        home = HomeLogs(files, self._host)
-        sizes = await asyncio.to_thread(home.sizes, job_uid, None)
-        mark = file_mark(files.owner)
-        order = FetchLogs(job_uid=job_uid, data_dir=self._data_dir, home=mark, sizes=tuple(sizes))
-        with closing(await self._give(order)) as line:
-            while isinstance(answer := await line.answer(), LogFetched):
-                await asyncio.to_thread(home.keep, answer.part)
+        received = CoordinatorLogs(files, self._host)
+        sizes = tuple(await asyncio.to_thread(received.sizes, uid, None))
+        own = file_identity(files.owner)
+        order = FetchLogs(job_uid=uid, data_dir=self._data_dir, coordinator_file=own, sizes=sizes)
+        with closing(await self._give(order)) as shell:
+            while isinstance(answer := await shell.answer(), LogFetched):
+                await asyncio.to_thread(received.keep, answer.part)
             if isinstance(answer, LogsFetched):
-                await line.give(LogsKept())
-                answer = await line.answer()
+                await shell.give(LogsKept())
+                answer = await shell.answer()
             if isinstance(answer, OrderFailed):
                 raise OSError(answer.message)
 
@@ -181,28 +178,28 @@ class CommandLauncher:
         if self._master is not None:
             self._master.close()
 
-    def _watched(self, order: WatchAgent, line: Line | None = None) -> AgentProcess:
-        """Return an agent that is watched through a line on which the host answers already."""
+    def _watched(self, order: WatchAgent, shell: RemoteShell | None = None) -> AgentProcess:
+        """Return an agent that is watched through a shell in which the host answers already."""
 
         async def watch() -> int | None:
-            answer = await self._insist(order, line)
+            answer = await self._insist(order, shell)
             return answer.status if isinstance(answer, AgentEnded) else None
 
         ended = asyncio.get_running_loop().create_task(watch())
         self._watching.add(ended)
         ended.add_done_callback(self._watching.discard)
-        if line is not None:  # which a task that is cancelled before it begins does not close
-            ended.add_done_callback(lambda _: line.close())
+        if shell is not None:  # which a task that is cancelled before it begins does not close
+            ended.add_done_callback(lambda _: shell.close())
         return AgentProcess(job_uid=order.job_uid, record=order.process, ended=ended)
 
     async def _insist(
-        self, order: WatchAgent | CleanHost, line: Line | None = None
+        self, order: WatchAgent | CleanHost, shell: RemoteShell | None = None
     ) -> AgentEnded | HostClean:
         """Give an order again and again until it has its last answer."""
         pause_seconds = FIRST_PAUSE_SECONDS
         while True:
-            with suppress(NotStarted), closing(line or await self._give(order)) as open_line:
-                while answer := await open_line.answer():
+            with suppress(NotStarted), closing(shell or await self._give(order)) as opened_shell:
+                while answer := await opened_shell.answer():
                     match answer:
                         case AgentEnded() | HostClean():
                             return answer
@@ -213,14 +210,14 @@ class CommandLauncher:
                             self._note(f"{self._host}: {answer.message}")
                         case _:
                             pass
-            line = None
+            shell = None
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, LAST_PAUSE_SECONDS)
 
-    async def _give(self, order: Order) -> Line:
-        """Return a line on which the order was given. Raises `NotStarted`, which is noted."""
+    async def _give(self, order: Order) -> RemoteShell:
+        """Return a shell to which the order was given. Raises `NotStarted`, which is noted."""
         if self._command is None:
-            message = f"{self._host} is not in the cluster any more: add it again, or stop its jobs"
+            message = f"{self._host} is not in the cluster file any more: add it, or stop its jobs"
             self._note(message)
             raise NotStarted(message)
         async with self._connecting:
@@ -229,11 +226,9 @@ class CommandLauncher:
                     async with asyncio.timeout(READY_SECONDS):
                         why = await self._master.open() if self._master is not None else ""
                         if not why:
-                            line = opened.enter_context(closing(self._start_client()))
-                            if isinstance(order, LaunchAgent | WatchAgent) and self._master:
-                                order = replace(order, coordinator=self._master.address)
-                            if not (why := await line.problem()):
-                                await line.give(order)
+                            shell = opened.enter_context(closing(self._start_client()))
+                            if not (why := await shell.problem()):
+                                await shell.give(self._addressed(order))
                 except (TimeoutError, OSError) as error:
                     why = str(error) or f"no answer within {READY_SECONDS:g} s"
                 if why:
@@ -242,16 +237,23 @@ class CommandLauncher:
                     self._note(message)
                     raise NotStarted(message)
                 opened.pop_all()
-        return line
+        return shell
 
-    def _start_client(self) -> Line:
+    def _addressed(self, order: Order) -> Order:
+        """Return an order with where the host reaches us now."""
+        address = None if self._master is None else self._master.address
+        if address is not None and isinstance(order, LaunchAgent):
+            return replace(order, assignment=replace(order.assignment, coordinator=address))
+        return replace(order, coordinator=address) if isinstance(order, WatchAgent) else order
+
+    def _start_client(self) -> RemoteShell:
         words = module_command("worker.attach")
         if self._master is not None:
-            return self._master.line(words)
-        return Line([*(self._command or ()), *words], self._values.environ)
+            return self._master.shell(words)
+        return RemoteShell([*(self._command or ()), *words], self._values.environ)
 
     def _note(self, problem: str) -> None:
-        """Log a problem that is new since an agent there was last heard of."""
+        """Log a problem that is new since an agent there last answered."""
         if self._problem.is_new(problem):
             _LOG.warning(problem, action="host_unreachable", host=self._host)
 
@@ -280,26 +282,26 @@ async def probe_file(directory: Path | str | None) -> AsyncIterator[ProbeFile | 
 
 
 class CommandLaunchers(dict[str, CommandLauncher]):
-    """The launchers of a cluster's other nodes by name."""
+    """The launchers of the cluster file's other nodes by name."""
 
     def __init__(
         self,
         nodes: Iterable[ClusterNode],
         environ: Mapping[str, str],
         data: DataDir,
-        home: CoordinatorAddress | None = None,
+        forward_to: CoordinatorAddress | None = None,
     ) -> None:
-        """`home` is where SSH connections lead agents that know no address of this host."""
+        """`forward_to` is where agents reach us; SSH forwards one on the loopback interface."""
         super().__init__()
         self._environ = environ
         self._sockets = SocketDirectory(data.ssh_sockets)
         given = AgentValues(environ).environ
         for node in nodes:
-            master = SshMaster(node, given, self._sockets, home)
+            master = SshMaster(node, given, self._sockets, forward_to)
             self[node.name] = CommandLauncher(node.name, master, environ, str(data.root))
 
     def __missing__(self, host: str) -> CommandLauncher:
-        # A job was there when the cluster still had it: now it is one that does not answer.
+        # A job was there when the cluster file still had it: now it is one that does not answer.
         return self.setdefault(host, CommandLauncher(host, None, self._environ))
 
     def close(self) -> None:

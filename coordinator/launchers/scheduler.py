@@ -1,7 +1,7 @@
 """Agents as jobs of a scheduler, which chooses the machine: one job of its own for each agent.
 
 What a scheduler says and what an agent says are two facts. That a job has ended is evidence only
-once its agent is not heard any more; see `AgentProcess.is_evidence`. A scheduler that does not
+once its agent is not connected any more; see `AgentProcess.is_evidence`. A scheduler that does not
 answer says nothing: its jobs count as running.
 """
 
@@ -23,14 +23,14 @@ from muster.contracts.job.status import JobUid
 from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.messages.attach import HostProbed, JoinOrder
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.views import EngineJob
+from muster.contracts.views.service import EngineJob
 from muster.runtime.stderr_messages import LastMessage
 
 Result = TypeVar("Result")
 
 FindJobs = Callable[[Collection[JobUid]], Mapping[JobUid, Job]]
 
-LOOK_SECONDS: Final = 1.0  # between two lists of jobs, while anything waits for one
+LIST_SECONDS: Final = 1.0  # between two lists of jobs, while anything waits for one
 
 LAST_PAUSE_SECONDS: Final = 15.0
 """Between two lists for an agent, after pauses that double: most failures are early ones, and its
@@ -39,7 +39,7 @@ connection tells sooner."""
 UNLISTED_SECONDS: Final = 60.0
 """A job that was accepted is in a list by then. A controller that is killed forgets its newest."""
 
-LOOK_LIMIT_SECONDS: Final = 60.0  # for one list; a scheduler whose head is away hangs
+LIST_LIMIT_SECONDS: Final = 60.0  # for one list; a scheduler whose head is away hangs
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -91,11 +91,11 @@ class Scheduler(Protocol):
 
 
 class SchedulerJobs:
-    """Looks at a scheduler for all who wait for its answer, with one list for all of them."""
+    """Lists the jobs of a scheduler, once for all who wait for its answer."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._looking: asyncio.Task[Mapping[str, SchedulerJob]] | None = None
+        self._listing: asyncio.Task[Mapping[str, SchedulerJob]] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._problem = LastMessage()
         self._woken = asyncio.Event()
@@ -127,15 +127,15 @@ class SchedulerJobs:
         self._woken.set()
         self._woken.clear()
 
-    async def look(self) -> Mapping[str, SchedulerJob]:
-        """Return a list that was begun after this call, at the earliest `LOOK_SECONDS` later.
+    async def list_jobs(self) -> Mapping[str, SchedulerJob]:
+        """Return a list that was begun after this call, at the earliest `LIST_SECONDS` later.
 
         Waits for a scheduler that is away.
         """
         while True:
-            task = self._looking
+            task = self._listing
             if task is None or task.done():
-                task = self._looking = self.start(self._list())
+                task = self._listing = self.start(self._list())
             try:
                 return await asyncio.shield(task)
             except SchedulerUnavailable as error:
@@ -156,13 +156,13 @@ class SchedulerJobs:
             await self.scheduler.forget(job_id)
 
     async def _list(self) -> Mapping[str, SchedulerJob]:
-        await asyncio.sleep(LOOK_SECONDS)
-        self._looking = None  # what is asked from now on needs a newer list
+        await asyncio.sleep(LIST_SECONDS)
+        self._listing = None  # what is asked from now on needs a newer list
         try:
-            async with asyncio.timeout(LOOK_LIMIT_SECONDS):
+            async with asyncio.timeout(LIST_LIMIT_SECONDS):
                 found = await self.scheduler.jobs()
         except TimeoutError as error:
-            raise SchedulerUnavailable(f"no answer within {LOOK_LIMIT_SECONDS:g} s") from error
+            raise SchedulerUnavailable(f"no answer within {LIST_LIMIT_SECONDS:g} s") from error
         self._problem.text = None
         return found
 
@@ -190,8 +190,8 @@ class SchedulerProbe:
         Nothing else is cancelled: it may belong to another service. Raises `NotStarted`.
         """
         try:
-            async with asyncio.timeout(LOOK_LIMIT_SECONDS):
-                listed = await self._jobs.look()
+            async with asyncio.timeout(LIST_LIMIT_SECONDS):
+                listed = await self._jobs.list_jobs()
         except TimeoutError as error:
             name = self._jobs.scheduler.name
             raise NotStarted(f"{name} does not list its jobs: try again") from error
@@ -215,14 +215,14 @@ class SchedulerLauncher:
     """The launcher of one agent (`Launcher`): of the present one of a job's host."""
 
     def __init__(
-        self, jobs: SchedulerJobs, job_uid: str, host: str, generation: int, spec: JobSpec
+        self, jobs: SchedulerJobs, job_uid: str, host: str, agent_number: int, spec: JobSpec
     ) -> None:
         self._jobs = jobs
         self._uid = job_uid
         self._host = host
-        self._generation = generation
+        self._agent_number = agent_number
         self._spec = spec
-        self._name = agent_job_name(job_uid, host, generation)
+        self._name = agent_job_name(job_uid, host, agent_number)
 
     async def start(self, assignment: AgentAssignment) -> AgentProcess:
         order = msgspec.convert(assignment, JoinOrder, from_attributes=True)
@@ -240,12 +240,12 @@ class SchedulerLauncher:
         return self._watched()
 
     async def kill(self, agent: AgentProcess) -> None:  # noqa: ARG002
-        job = (await self._jobs.look()).get(self._name)
+        job = (await self._jobs.list_jobs()).get(self._name)
         if job is not None and not job.is_over:
             await self._jobs.cancel(job.id)
 
     async def sweep(self, job_uid: str, known: Sequence[ProcessRecord]) -> None:  # noqa: ARG002
-        while await self._end_up_to(self._generation, await self._jobs.look()):
+        while await self._end_up_to(self._agent_number, await self._jobs.list_jobs()):
             pass
 
     def living(self, records: Collection[ProcessRecord]) -> frozenset[ProcessRecord]:  # noqa: ARG002
@@ -259,11 +259,11 @@ class SchedulerLauncher:
         now = asyncio.get_running_loop().time
 
         async def watch() -> str | None:
-            pause_seconds, listed_by, ending = LOOK_SECONDS, now() + patience_seconds, missing
+            pause_seconds, listed_by, ending = LIST_SECONDS, now() + patience_seconds, missing
             while True:
-                jobs = await self._jobs.look()
-                # A coordinator that is gone may have submitted them while its successor looked.
-                await self._end_up_to(self._generation - 1, jobs)
+                jobs = await self._jobs.list_jobs()
+                # A coordinator that is gone may have submitted them while its successor listed.
+                await self._end_up_to(self._agent_number - 1, jobs)
                 job = jobs.get(self._name)
                 if job is None and now() >= listed_by:
                     return ending
@@ -283,14 +283,14 @@ class SchedulerLauncher:
         agent = AgentProcess(job_uid=self._uid, record=None, ended=ended, is_evidence=False)
         return agent
 
-    async def _end_up_to(self, generation: int, jobs: Mapping[str, SchedulerJob]) -> bool:
-        """End the host's jobs up to this generation; return whether any was not over.
+    async def _end_up_to(self, agent_number: int, jobs: Mapping[str, SchedulerJob]) -> bool:
+        """End the host's jobs up to this agent's; return whether any was not over.
 
         One whose agent was given up may be over since: nothing else forgets it.
         """
         prefix = agent_job_prefix(self._uid, self._host)
         numbers = {name.removeprefix(prefix): job for name, job in jobs.items()}
-        found = [it for n, it in numbers.items() if n.isdigit() and int(n) <= generation]
+        found = [job for n, job in numbers.items() if n.isdigit() and int(n) <= agent_number]
         for job in found:
             await (self._jobs.forget if job.is_over else self._jobs.cancel)(job.id)
         return not all(job.is_over for job in found)

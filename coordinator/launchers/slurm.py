@@ -69,9 +69,9 @@ class Slurm:
         if code == 0:
             return
         words = f"sbatch: {_reason(error or output)}"
-        if any(it in words for it in _LIMITS):
+        if any(phrase in words for phrase in _LIMITS):
             raise NotStarted(words)
-        if any(it in words for it in _PERMANENT):
+        if any(phrase in words for phrase in _PERMANENT):
             raise Refused(words)
         raise SchedulerUnavailable(words)  # after a timeout it may have the job nevertheless
 

@@ -1,4 +1,4 @@
-"""One SSH connection a host: the master through which all orders go, and agents come home.
+"""One SSH connection a host: the master through which all orders go, and agents connect to us.
 
 OpenSSH does the work (ControlMaster), with the user's configuration, keys and jump hosts. An order
 takes a session of the master, which needs no handshake. Where the host allows no more of them, or
@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakSet
 
-from coordinator.launchers.line import Line
+from coordinator.launchers.remote_shell import RemoteShell
 from muster.cluster.description import ClusterNode
 from muster.cluster.requests import SSH, login_words
+from muster.contracts.agent import LOOPBACK
 from muster.contracts.interpreter import VERSION
 from muster.contracts.messages.assignment import CoordinatorAddress
 from muster.contracts.messages.attach import HostReady
@@ -30,7 +31,7 @@ from muster.contracts.messages.attach import HostReady
 LOGIN_SECONDS: Final = 12.0  # ssh itself limits only what comes before its handshake
 
 _REASONS: Final = {
-    "Could not resolve": "no address of {host} is known: correct its host: in cluster.yaml",
+    "Could not resolve": "no address of {host} is known: correct its host: in the cluster file",
     # Some distributions have it print a command, which knows the file, alias and port.
     r"remove with:\s+(ssh-keygen .*\S)": "its host key has changed: if it should, `{0}`",
     r"Offending \w+ key in (.+):(\d+)": "its host key has changed: if it should, remove line {1} "
@@ -83,21 +84,21 @@ class SshMaster:
         node: ClusterNode,
         environ: Mapping[str, str],
         sockets: SocketDirectory,
-        home: CoordinatorAddress | None,
+        forward_to: CoordinatorAddress | None,
     ) -> None:
-        """`home` is where connections are forwarded to; None if agents reach us without that."""
+        """`forward_to` is where agents reach us, if there are any; as in `CommandLaunchers`."""
         self._host = login_words(node)
         self._login = node.host if node.user is None else f"{node.user}@{node.host}"
         self._environ = environ
         self._sockets = sockets
         self._socket = Path()
-        self.home = home
+        self._forward_to = forward_to
         self._opening: asyncio.Task[str] | None = None
         self._ended: asyncio.Task[None] | None = None
-        self._lines: WeakSet[Line] = WeakSet()
+        self._shells: WeakSet[RemoteShell] = WeakSet()
         self.by_hand = ["ssh", self._login]  # for a person
-        self.address: CoordinatorAddress | None = None
-        """Where agents on the host reach us through this connection."""
+        self.address = forward_to
+        """Where agents on the host reach us, if need be through this connection."""
 
     async def open(self) -> str:
         """Connect unless we are; return why that is not possible, "" if it is."""
@@ -107,16 +108,16 @@ class SshMaster:
             self._opening = asyncio.get_running_loop().create_task(self._open())
         return await asyncio.shield(self._opening)  # others wait for it, too
 
-    def line(self, command: Sequence[str]) -> Line:
+    def shell(self, command: Sequence[str]) -> RemoteShell:
         """Run a command on the host. Raises OSError.
 
-        The line breaks with the connection, also if ssh has made another one for it: the agent has
+        The shell breaks with the connection, also if ssh has made another one for it: the agent has
         to learn our next address.
         """
         words = shlex.join(command)  # ssh has a shell read it
-        line = Line([*self._words("ControlMaster=no"), words], self._environ)
-        self._lines.add(line)
-        return line
+        shell = RemoteShell([*self._words("ControlMaster=no"), words], self._environ)
+        self._shells.add(shell)
+        return shell
 
     def close(self) -> None:
         for task in (self._opening, self._ended):
@@ -132,7 +133,7 @@ class SshMaster:
                 self._socket = self._sockets.new_socket()
                 # What a login shell prints may end without a newline.
                 words = [*self._words("ControlMaster=yes"), "echo; cat"]
-                master = Line(words, self._environ)
+                master = RemoteShell(words, self._environ)
                 opened.callback(self._end, master)
                 async with asyncio.timeout(LOGIN_SECONDS):
                     with suppress(BrokenPipeError):  # ssh has ended, and has written why
@@ -156,24 +157,24 @@ class SshMaster:
 
     async def _forward(self) -> str:
         """Have the host forward a free port of its own to us; return why it does not."""
-        if self.home is None:
+        if self._forward_to is None or self._forward_to.host != LOOPBACK:
             return ""
         # The answer is its output. On the master's command line it would be a remark among errors.
-        where = f"{self.home.host}:0:{self.home.host}:{self.home.port}"
+        where = f"{LOOPBACK}:0:{LOOPBACK}:{self._forward_to.port}"
         words = ["ssh", "-F", "none", "-o", f"ControlPath={self._socket}", "-O", "forward", "-R"]
-        with closing(Line([*words, where, *self._host], self._environ)) as line:
-            port = await line.read()
+        with closing(RemoteShell([*words, where, *self._host], self._environ)) as shell:
+            port = await shell.read()
             if port is None or not port.isdigit():
-                return line.last_error()
-        number = self.home.number[0], self._sockets.count
-        self.address = CoordinatorAddress(host=self.home.host, port=int(port), number=number)
+                return shell.last_error()
+        number = self._forward_to.number[0], self._sockets.count
+        self.address = CoordinatorAddress(host=LOOPBACK, port=int(port), number=number)
         return ""
 
-    def _end(self, master: Line) -> None:
+    def _end(self, master: RemoteShell) -> None:
         """Break all that went through a connection that has ended."""
         master.close()
         with suppress(OSError):
             self._socket.unlink(missing_ok=True)
-        for line in list(self._lines):
-            line.hang_up()
-        self._lines.clear()
+        for shell in list(self._shells):
+            shell.hang_up()
+        self._shells.clear()

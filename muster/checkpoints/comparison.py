@@ -3,7 +3,7 @@
 Bits are compared, not numbers: 0.0 and -0.0 differ, and a NaN equals the same NaN.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from muster.checkpoints.format import Array, State, pack, to_json
+from muster.checkpoints.listing import CheckpointDir
 from muster.checkpoints.manifest import VIRTUAL_SHARDS
 from muster.checkpoints.reader import Checkpoint
 from muster.contracts.shards import Position
@@ -54,6 +55,16 @@ def identity_of(checkpoint: Checkpoint) -> str:
     return identity(checkpoint.state, checkpoint.position)
 
 
+def digests(places: Iterable[CheckpointDir]) -> Iterator[tuple[str, int, str]]:
+    """Yield (whose, step, sha256) of the newest checkpoint of each place.
+
+    Raises a `CheckpointError` if there is none, or if it is damaged.
+    """
+    for place in places:
+        newest = place.newest()
+        yield place.label, newest.step, identity_of(newest)
+
+
 def _differences(first: State, second: State) -> Iterator[Difference]:
     for name in sorted({*first, *second}):
         if name not in first or name not in second:
@@ -61,18 +72,18 @@ def _differences(first: State, second: State) -> Iterator[Difference]:
                 name=name, first=_described(first, name), second=_described(second, name)
             )
             continue
-        one, other = first[name], second[name]
-        if _are_alike(one, other):
-            if elements := int(np.count_nonzero(_bits(one) != _bits(other))):
+        left, right = first[name], second[name]
+        if _are_alike(left, right):
+            if elements := int(np.count_nonzero(_bits(left) != _bits(right))):
                 yield Difference(
                     name=name,
-                    first=_describe(one),
-                    second=_describe(other),
+                    first=_describe(left),
+                    second=_describe(right),
                     elements=elements,
-                    largest=_largest(one, other),
+                    largest=_largest(left, right),
                 )
-        elif _written(one) != _written(other):
-            yield Difference(name=name, first=_describe(one), second=_describe(other))
+        elif _written(left) != _written(right):
+            yield Difference(name=name, first=_describe(left), second=_describe(right))
 
 
 def _describe(value: Any) -> str:  # noqa: ANN401  whatever a state holds
@@ -93,11 +104,11 @@ def _written(value: object) -> bytes:
     return msgspec.json.encode(to_json(value, "value"), order="sorted")
 
 
-def _are_alike(one: object, other: object) -> bool:
+def _are_alike(left: object, right: object) -> bool:
     return (
-        isinstance(one, np.ndarray)
-        and isinstance(other, np.ndarray)
-        and (one.dtype, one.shape) == (other.dtype, other.shape)
+        isinstance(left, np.ndarray)
+        and isinstance(right, np.ndarray)
+        and (left.dtype, left.shape) == (right.dtype, right.shape)
     )
 
 
@@ -105,8 +116,8 @@ def _bits(array: Array) -> Array:
     return np.asarray(array, order="C").reshape(-1).view(f"u{array.itemsize}")
 
 
-def _largest(one: Array, other: Array) -> float | None:
+def _largest(left: Array, right: Array) -> float | None:
     with np.errstate(over="ignore", invalid="ignore"):
-        apart = np.abs(one.astype(np.float64) - other.astype(np.float64))
+        apart = np.abs(left.astype(np.float64) - right.astype(np.float64))
     largest = float(np.max(apart))
     return largest if np.isfinite(largest) else None

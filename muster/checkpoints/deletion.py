@@ -55,6 +55,10 @@ class Entry(NamedTuple):
     is_directory: bool = False
     upload_id: str | None = None
 
+    @property
+    def key(self) -> tuple[Location, CheckpointName | None]:
+        return self.place, self.checkpoint
+
 
 def entries(location: Location, owner: Owner) -> list[Entry]:
     """Return what all ranks of a job have saved, in the order in which to remove it.
@@ -65,37 +69,36 @@ def entries(location: Location, owner: Owner) -> list[Entry]:
     `ObjectStoreError` and `CheckpointError`.
     """
     found = [*(_files(location) if isinstance(location, Path) else _objects(location))]
-    whole = [
-        (it.place, it.checkpoint) for it in found if it.checkpoint and it.path.name == MANIFEST
-    ]
+    whole = [entry.key for entry in found if entry.checkpoint and entry.path.name == MANIFEST]
     is_owned: dict[tuple[Location, CheckpointName | None], bool] = {}
     with ThreadPoolExecutor(THREADS) as pool:
-        answers = pool.map(lambda it: _is_owned(it[0], it[1], owner), whole)
+        answers = pool.map(lambda key: _is_owned(key[0], key[1], owner), whole)
         is_owned.update(zip(whole, answers, strict=True))
     shared = {place for (place, _), answer in is_owned.items() if not answer}
-    owned = [it for it in found if is_owned.get((it.place, it.checkpoint), it.place not in shared)]
+    owned = [entry for entry in found if is_owned.get(entry.key, entry.place not in shared)]
     if owned and isinstance(location, Path):
-        places = {location, *(it.place for it in owned)}
+        places = {location, *(entry.place for entry in owned)}
         owned += [Entry(place, place, is_directory=True) for place in places]
     return sorted(
-        owned, key=lambda it: (it.is_directory, it.path.name == MANIFEST, -len(str(it.path)))
+        owned,
+        key=lambda entry: (entry.is_directory, entry.path.name == MANIFEST, -len(str(entry.path))),
     )
 
 
 def remove(batch: Sequence[Entry]) -> None:
     """Remove entries unless they are gone or not empty; raises OSError or `ObjectStoreError`."""
     objects = []
-    for it in batch:
-        if isinstance(it.path, Path):
+    for entry in batch:
+        if isinstance(entry.path, Path):
             try:
-                (it.path.rmdir if it.is_directory else it.path.unlink)()
+                (entry.path.rmdir if entry.is_directory else entry.path.unlink)()
             except OSError as error:
                 if error.errno not in {errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST}:
                     raise
-        elif it.upload_id:
-            default_client().abort(it.path, it.upload_id)
+        elif entry.upload_id:
+            default_client().abort(entry.path, entry.upload_id)
         else:
-            objects.append(it.path)
+            objects.append(entry.path)
     if objects:
         default_client().delete(objects)
 
@@ -131,7 +134,7 @@ def _file(path: Path, place: Path, checkpoint: CheckpointName | None = None) -> 
 def _objects(location: S3Location) -> Iterator[Entry]:
     """Yield the same below a prefix."""
     client = default_client()
-    stored = ((it.name, it.size_bytes, None) for it in client.list(location))
+    stored = ((item.name, item.size_bytes, None) for item in client.list(location))
     unfinished = ((key, 0, upload_id) for key, upload_id in client.uploads(location))
     for key, size_bytes, upload_id in chain(stored, unfinished):
         if found := _KEY.fullmatch(key):

@@ -102,11 +102,11 @@ def checkpoint_errors(doing: str, where: str) -> Iterator[None]:
         kind = CheckpointNotWritable if isinstance(error, StoreRefused) else CheckpointFailed
         raise kind(f"{doing} {where} failed: {error}") from error
     except OSError as error:
-        what = f"{doing} {where} failed: {error.strerror or error}"
+        problem = f"{doing} {where} failed: {error.strerror or error}"
         if error.errno in LASTING:
             raise CheckpointNotWritable(
-                f"{what}. Make the directory usable for this user, or choose another one"
+                f"{problem}. Make the directory usable for this user, or choose another one"
             ) from error
         raise CheckpointFailed(
-            f"{what}. Older checkpoints are untouched; check the disk (free space, errors)"
+            f"{problem}. Older checkpoints are untouched; check the disk (free space, errors)"
         ) from error

@@ -58,8 +58,8 @@ def export(checkpoint: Checkpoint, target: Path, kind: str = NUMPY, only: str | 
             _write_torch(state, only, target)
         elif kind == SAFETENSORS:
             kinds = state.get(ARRAYS, {})
-            types = {it: kinds.get(sources[it], {}).get("torch") for it in arrays}
-            foreign = {name: it for name, it in types.items() if it in FOREIGN}
+            types = {name: kinds.get(sources[name], {}).get("torch") for name in arrays}
+            foreign = {name: kind for name, kind in types.items() if kind in FOREIGN}
             _write_safetensors(arrays, foreign, target)
         elif target.suffix == ARCHIVE:
             _write_archive(arrays, target)
@@ -78,11 +78,11 @@ def _selected(state: State, only: str | None, step: int) -> dict[str, str]:
     if only is None:
         return {name: name for name in names}
     prefix = f"{only}."
-    found = {it.removeprefix(prefix): it for it in names if it == only or it.startswith(prefix)}
+    found = {name.removeprefix(prefix): name for name in names if f"{name}.".startswith(prefix)}
     if not found:
         # Of the registered objects of a muster.torch job each is a part.
         cut = re.compile(r"registered\.[^.]+|[^.]+")
-        parts = sorted({it[0] for name in names if (it := cut.match(name))})
+        parts = sorted({match[0] for name in names if (match := cut.match(name))})
         raise ExportFailed(
             f"the checkpoint of step {step} has no part {only!r} with arrays: it has "
             f"{', '.join(parts) or 'none'}"
@@ -111,7 +111,7 @@ def _with_state_dicts(state: State) -> dict[str, Any]:
 
     def optimizer(part: str, groups: Sequence[tuple[Any, list[str]]]) -> dict[str, Any]:
         """Return a part: what `state_dict()` of an optimizer with these groups returns."""
-        numbers = {it: at for at, it in enumerate(chain.from_iterable(it for _, it in groups))}
+        numbers = {name: at for at, name in enumerate(chain(*(names for _, names in groups)))}
 
         def slot(name: str, key: str, value: Any) -> Any:  # noqa: ANN401  JSON
             source = f"optimizer.{name}.{key}"
@@ -120,7 +120,7 @@ def _with_state_dicts(state: State) -> dict[str, Any]:
 
         return {
             "state": {
-                number: {key: slot(name, key, it) for key, it in kept[name].items()}
+                number: {key: slot(name, key, value) for key, value in kept[name].items()}
                 for name, number in numbers.items()
                 if name in kept
             },
@@ -131,12 +131,12 @@ def _with_state_dicts(state: State) -> dict[str, Any]:
 
     groups = iter(zip(from_json(encoded["groups"]), layout["optimizer"], strict=True))
     counts = layout.get("groups", [len(layout["optimizer"])])
-    optimizers = {f"optimizer{at or ''}": [*islice(groups, it)] for at, it in enumerate(counts)}
+    optimizers = {f"optimizer{at or ''}": [*islice(groups, size)] for at, size in enumerate(counts)}
     parts = {
         "model": {
             key: moved(f"model.{name}", f"model.{key}") for key, name in layout["model"].items()
         },
-        **{part: optimizer(part, its) for part, its in optimizers.items()},
+        **{part: optimizer(part, members) for part, members in optimizers.items()},
         "values": from_json(encoded["values"]),
     }
     objects = from_json(encoded["objects"])
@@ -170,14 +170,14 @@ def _write_torch(state: dict[str, Any], only: str | None, target: Path) -> None:
 
 def _part(tree: Any, path: str) -> Any:  # noqa: ANN401
     """Return what is at a dotted path of nested dicts, whose keys may have dots, too."""
-    items = {f"{key}": it for key, it in tree.items()}
+    items = {f"{key}": part for key, part in tree.items()}
     if path in items:
         return items[path]
-    for key, it in items.items():
-        if path.startswith(f"{key}.") and isinstance(it, dict):
-            return _part(it, path.removeprefix(f"{key}."))
+    for key, part in items.items():
+        if path.startswith(f"{key}.") and isinstance(part, dict):
+            return _part(part, path.removeprefix(f"{key}."))
     prefix = f"{path}."
-    return {key.removeprefix(prefix): it for key, it in items.items() if key.startswith(prefix)}
+    return {key.removeprefix(prefix): part for key, part in items.items() if key.startswith(prefix)}
 
 
 def _write_safetensors(

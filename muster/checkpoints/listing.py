@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final
 
 from muster.checkpoints.errors import (
@@ -21,7 +21,7 @@ from muster.checkpoints.errors import (
 from muster.checkpoints.manifest import SCHEDULE, VIRTUAL_SHARDS, CheckpointName, Manifest
 from muster.checkpoints.reader import Checkpoint, CheckpointReader
 from muster.checkpoints.store import CheckpointStore, StoreOpener, manifest_of, open_store
-from muster.contracts.job.spec import Mode, StepChoice
+from muster.contracts.job.field_types import Mode, StepChoice
 from muster.contracts.location import Location
 from muster.contracts.messages.agent import RankCheckpoints
 from muster.contracts.settings.paths import rank_of_checkpoints, rank_place
@@ -63,6 +63,18 @@ class CheckpointDir:
             raise CheckpointMissing(f"{self.location} holds no checkpoint of this job yet")
         return checkpoint
 
+    def problem_of_latest(self) -> str:
+        """Return what is wrong with LATEST, "" if it names a checkpoint or there is none.
+
+        A restart uses the newest intact checkpoint; the one that LATEST named is gone.
+        """
+        store = self.reader.store
+        latest, names = store.latest(), store.names()
+        # A running job may have replaced the file since `names` was read.
+        if not names or latest in names or store.latest() != latest:
+            return ""
+        return f"names {latest}, which does not exist" if latest else "is missing or unreadable"
+
     def of_step(self, step: StepChoice) -> Checkpoint:
         """Return the checkpoint that `name_of` names, verified; raises `CheckpointError`."""
         return self.reader.load(self.name_of(step))
@@ -72,11 +84,12 @@ class CheckpointDir:
 
         Only manifests are read. Raises `CheckpointMissing`.
         """
-        own = [it for it in examine(self, reads_all=False) if it.condition is not Condition.FOREIGN]
-        for one in own:
-            if one.is_best if step == "best" else one.name.step == step:
-                return one.name
-        steps = ", ".join(map(str, sorted({one.name.step for one in own})))
+        found = examine(self, reads_all=False)
+        own = [entry for entry in found if entry.condition is not Condition.FOREIGN]
+        for entry in own:
+            if entry.is_best if step == "best" else entry.name.step == step:
+                return entry.name
+        steps = ", ".join(map(str, sorted({entry.name.step for entry in own})))
         words = f"checkpoint of step {step}: it has steps {steps or 'of other jobs'}"
         if step == "best":
             words = "best checkpoint: its job has no keep_best, or has not reported the metric yet"
@@ -190,15 +203,15 @@ def gang_checkpoints(
             found.append(_manifests(open_at(place), None if is_inherited else job_uid))
     uid = job_uid
     if is_inherited:
-        known = (it for manifests in found for it in manifests.values() if it is not None)
-        others = [it for it in known if it.job_uid != job_uid]
+        known = filter(None, chain(*(manifests.values() for manifests in found)))
+        others = [manifest for manifest in known if manifest.job_uid != job_uid]
         if not others:
             return []
         uid = max(others, key=lambda manifest: manifest.time).job_uid
     return [
         RankCheckpoints(
-            intact=_texts(name for name, it in manifests.items() if it and it.job_uid == uid),
-            damaged=_texts(name for name, it in manifests.items() if it is None),
+            intact=_texts(name for name, file in manifests.items() if file and file.job_uid == uid),
+            damaged=_texts(name for name, file in manifests.items() if file is None),
         )
         for manifests in found
     ]
@@ -224,7 +237,7 @@ def _manifests(
             break
     if None in found.values():  # it may have been deleted meanwhile
         present = {*store.names()}
-        found = {name: it for name, it in found.items() if it is not None or name in present}
+        found = {name: file for name, file in found.items() if file is not None or name in present}
     return found
 
 

@@ -275,7 +275,7 @@ class CheckpointManager:
             return
         with suppress(CheckpointDamaged):  # `restore` reports it
             uid = manifest_of(store, point.name).job_uid
-            newer = [it for it in self._names_of(uid) if it > point.name]
+            newer = [name for name in self._names_of(uid) if name > point.name]
             if store.latest() in newer:
                 store.rewind(point.name)
             for name in sorted(newer, reverse=True):
@@ -312,7 +312,7 @@ class CheckpointManager:
         if self._own is None:
             self._marked = {}
             # A successor may have saved since our commit: its checkpoints are not ours.
-            names = [it for it in self._store.names() if it.generation <= generation]
+            names = [name for name in self._store.names() if name.generation <= generation]
             self._own = set(filter(self._is_own, names))
         return self._own
 

@@ -27,7 +27,7 @@ from xxhash import xxh3_64_hexdigest
 
 from muster.checkpoints.errors import CheckpointDamaged, UnsupportedState
 from muster.contracts.errors import WireError
-from muster.contracts.job.spec import StepChoice
+from muster.contracts.job.field_types import StepChoice
 from muster.contracts.shards import Position
 
 LATEST: Final = "LATEST"

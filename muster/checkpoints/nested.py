@@ -65,8 +65,8 @@ def unflatten(flat: dict[str, Any]) -> dict[str, Any]:
         nested.add(value[ARRAY])
         return arrays[value[ARRAY]]
 
-    rest = {name: it for name, it in flat.items() if name not in arrays and name != ARRAYS}
-    state = {name: with_leaves(it, name, put_back) for name, it in rest.items()}
+    rest = {name: value for name, value in flat.items() if name not in arrays and name != ARRAYS}
+    state = {name: with_leaves(value, name, put_back) for name, value in rest.items()}
     return state | {name: array for name, array in arrays.items() if name not in nested}
 
 
@@ -76,21 +76,21 @@ def load_into(objects: Mapping[str, Any], state: Mapping[str, Any], step: int) -
     Raises `CheckpointMismatch` if a part is missing, or has arrays of other names or shapes than
     the object's `state_dict`; then no object has changed.
     """
-    for name, it in objects.items():
-        if not hasattr(it, "load_state_dict"):
+    for name, obj in objects.items():
+        if not hasattr(obj, "load_state_dict"):
             raise UnsupportedState(
-                f"{name!r} is a {type(it).__name__}, which has no load_state_dict: take it from "
+                f"{name!r} is a {type(obj).__name__}, which has no load_state_dict: take it from "
                 "what restore() returns"
             )
         problem = f"it has only {', '.join(state) or 'no parts'}"
-        if name in state and not (problem := _misfit(it.state_dict(), state[name])):
+        if name in state and not (problem := _misfit(obj.state_dict(), state[name])):
             continue
         raise CheckpointMismatch(
             f"the checkpoint of step {step} does not fit {name!r}: {problem}. Bring the script "
             "back to what it was, or begin a job that does not resume"
         )
-    for name, it in objects.items():
-        it.load_state_dict(state[name])
+    for name, obj in objects.items():
+        obj.load_state_dict(state[name])
 
 
 def _misfit(own: Any, saved: Any) -> str:  # noqa: ANN401
@@ -103,7 +103,9 @@ def _misfit(own: Any, saved: Any) -> str:  # noqa: ANN401
     for path in {**here, **there}:
         is_new = path[:-1] not in filled and path[-1:] != (_PARAMETERS,)
         if here.get(path) != there.get(path) and not (path not in here and is_new):
-            shapes = [f"of shape {it[path]}" if path in it else "missing" for it in (there, here)]
+            shapes = [
+                f"of shape {side[path]}" if path in side else "missing" for side in (there, here)
+            ]
             return f"{'.'.join(map(str, path))} is {shapes[0]} there and {shapes[1]} here"
     return ""
 
@@ -116,7 +118,7 @@ def _shapes(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], tup
         return {path: (len(value),)}
     is_list = isinstance(value, list | tuple)
     items = enumerate(value) if is_list else value.items() if isinstance(value, Mapping) else ()
-    return {at: it for key, item in items for at, it in _shapes(item, (*path, key)).items()}
+    return {at: shape for key, item in items for at, shape in _shapes(item, (*path, key)).items()}
 
 
 def with_leaves(value: Any, path: str, leaf: Callable[[Any, str], Any]) -> Any:  # noqa: ANN401

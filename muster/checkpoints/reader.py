@@ -15,7 +15,7 @@ from muster.checkpoints.errors import CheckpointDamaged, CheckpointMismatch
 from muster.checkpoints.format import unpack
 from muster.checkpoints.manifest import STATE, CheckpointName, Manifest
 from muster.checkpoints.store import CheckpointStore, manifest_of
-from muster.contracts.job.spec import StepChoice
+from muster.contracts.job.field_types import StepChoice
 from muster.contracts.shards import Position
 
 READ_ATTEMPTS: Final = 100  # before each new attempt the job has saved at least twice

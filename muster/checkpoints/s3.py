@@ -81,7 +81,7 @@ class S3Store:
 
     def latest(self) -> CheckpointName | None:
         with checkpoint_errors("looking into", self._where):
-            return self._look().name
+            return self._read_latest().name
 
     def names(self) -> list[CheckpointName]:
         with checkpoint_errors("listing", self._where):
@@ -111,7 +111,7 @@ class S3Store:
         with checkpoint_errors("preparing to save checkpoints in", self._where):
             check_store(self._client, self.location)
             for _ in range(_CLAIM_ATTEMPTS):
-                found = self._look()
+                found = self._read_latest()
                 fence = found.fence
                 is_ours = fence and (job_uid is None or fence.job == Fence.of(0, job_uid).job)
                 newest = fence.generation if fence and is_ours else -1
@@ -167,7 +167,7 @@ class S3Store:
                 self._abort_uploads(self._fence.generation + 1)
             self._has_uploaded = False
 
-    def _look(self) -> _Latest:
+    def _read_latest(self) -> _Latest:
         try:
             content, etag = self._client.read(self.location / LATEST, _LATEST_LIMIT_BYTES)
         except ObjectMissing:
@@ -192,7 +192,7 @@ class S3Store:
 
     def _refuse_if_stale(self, failed: PreconditionFailed) -> None:
         """Raise `StaleGeneration`, or `failed`; return if our swap has taken place after all."""
-        found = self._look()
+        found = self._read_latest()
         if found.random != self._random:
             if found.fence is None or found.etag == self._latest.etag:
                 raise failed
@@ -229,7 +229,7 @@ class S3Store:
         for text, upload_id in self._client.uploads(self.location, _CHECKPOINTS):
             if self._is_left(text.partition("/")[0], generation):
                 begun.append((self.location / text, upload_id))
-        if begun and self._look().random == self._random:  # none is of a successor
+        if begun and self._read_latest().random == self._random:  # none is of a successor
             for where, upload_id in begun:
                 self._client.abort(where, upload_id)
 

@@ -24,21 +24,11 @@ from muster.client.http import (
     tls_context,
 )
 from muster.client.job import ENDING_SECONDS, Job
-from muster.contracts.job.spec import JOB_ID_PATTERN, RESERVED_IDS
+from muster.contracts.job.field_types import JOB_ID_PATTERN, RESERVED_IDS
 from muster.contracts.location import expand_home
 from muster.contracts.settings.services import CA_FILE, TOKEN, api_url
-from muster.contracts.views import (
-    EngineList,
-    Health,
-    HostList,
-    JobList,
-    JobPlan,
-    JobView,
-    LeaderboardView,
-    ProblemView,
-    Purged,
-    Version,
-)
+from muster.contracts.views.job import JobList, JobPlan, JobView, LeaderboardView, Purged
+from muster.contracts.views.service import EngineList, Health, HostList, ProblemView, Version
 
 LATEST: Final = "@latest"  # stands for the job that was submitted last
 

@@ -28,7 +28,7 @@ from urllib.parse import unquote, urlsplit
 from muster.contracts.errors import MusterError
 from muster.contracts.settings.services import LOOPBACK_NAMES
 from muster.contracts.token import WAY_TO_ADMIN
-from muster.contracts.views import ProblemView
+from muster.contracts.views.service import ProblemView
 
 
 class ClientError(MusterError):

@@ -35,7 +35,7 @@ from muster.client.errors import (
     refusal,
 )
 from muster.contracts.settings.services import CA_FILE
-from muster.contracts.views import ProblemView
+from muster.contracts.views.service import ProblemView
 
 TIMEOUT_SECONDS: Final = 30.0
 

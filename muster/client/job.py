@@ -23,24 +23,21 @@ from muster.client.http import (
     retry_after,
 )
 from muster.client.progress import Progress
-from muster.contracts.views import (
+from muster.contracts.views.history import (
     AttemptList,
     AttemptView,
     AuditView,
-    Deleted,
     EventList,
     EventView,
     Fault,
     FaultView,
-    JobView,
     LogLineView,
     LogTail,
-    MemberList,
     SeriesList,
-    SummaryView,
 )
+from muster.contracts.views.job import Deleted, JobView, MemberList, SummaryView
 
-LOOK_SECONDS: Final = 0.5  # between two updates of the progress line
+POLL_SECONDS: Final = 0.5  # between two updates of the progress line
 
 WAIT_SECONDS: Final = 30.0
 """How long one request waits for a status; the server allows up to a minute."""
@@ -136,7 +133,7 @@ class Job:
             if is_over and not came:
                 return
             self._connection.sleep(PAUSE_SECONDS)
-            is_over = self._await("terminal", LOOK_SECONDS)
+            is_over = self._await("terminal", POLL_SECONDS)
 
     def logs(
         self,
@@ -179,14 +176,14 @@ class Job:
         until = until if until in {"terminal", CHECKPOINT} else until.upper()
         if not progress:
             # The server waits for statuses only.
-            look_seconds = LOOK_SECONDS if until == CHECKPOINT else WAIT_SECONDS
-            return self._wait(until, timeout_seconds, look_seconds, lambda _: None)
+            poll_seconds = POLL_SECONDS if until == CHECKPOINT else WAIT_SECONDS
+            return self._wait(until, timeout_seconds, poll_seconds, lambda _: None)
         shown = Progress(sys.stderr, self._connection.monotonic)
         try:
             self._wait(
                 until,
                 timeout_seconds,
-                LOOK_SECONDS,
+                POLL_SECONDS,
                 lambda deadline: shown.draw(self._summary(deadline)),
             )
             with suppress(ClientError):  # the wait has succeeded
@@ -199,15 +196,15 @@ class Job:
         self,
         until: str,
         timeout_seconds: float | None,
-        look_seconds: float,
-        look: Callable[[float], None],
+        poll_seconds: float,
+        on_poll: Callable[[float], None],
     ) -> Self:
-        """Do the work of `wait`, and call `look` after each request."""
+        """Do the work of `wait`, and call `on_poll` after each request."""
         patience_seconds = math.inf if timeout_seconds is None else timeout_seconds
         deadline = self._connection.monotonic() + patience_seconds
         try:
-            while not self._await(until, min(look_seconds, self._left(deadline)), deadline):
-                look(deadline)
+            while not self._await(until, min(poll_seconds, self._left(deadline)), deadline):
+                on_poll(deadline)
                 if self._left(deadline) <= 0:
                     raise WaitTimedOut(self.id, self.status, patience_seconds)
                 self._connection.sleep(PAUSE_SECONDS)

@@ -6,7 +6,7 @@ from typing import Final, TextIO
 
 from muster.contracts.errors import printable
 from muster.contracts.job.status import TERMINAL, JobStatus
-from muster.contracts.views import SummaryView
+from muster.contracts.views.job import SummaryView
 
 QUIET_SECONDS: Final = 5.0  # between two lines that are not redrawn
 

@@ -1,6 +1,6 @@
-"""What a cluster is made of, and which descriptions are refused.
+"""What a cluster file describes, and which descriptions are refused.
 
-`muster.cluster.reading` reads one from ``cluster.yaml``. A `Cluster` checks itself, so one that a
+`muster.cluster.reading` reads one from a cluster file. A `Cluster` checks itself, so one that a
 program builds obeys the same rules as one from a file.
 """
 
@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import InvalidDescription
+from muster.contracts.job.field_types import Megabytes, NodeName
 from muster.contracts.job.problems import declared_fields, field_errors
-from muster.contracts.job.spec import Megabytes, NodeName
 from muster.contracts.settings.services import LOOPBACK_NAMES, SLOTS_PER_CORE
 
 MemoryType: TypeAlias = Literal["discrete", "unified"]
@@ -71,7 +71,7 @@ class ClusterNode:
 
 
 class UndescribedNode(ClusterNode):
-    """The machine of a service without ``cluster.yaml``: only it knows its GPUs and its memory.
+    """The machine of a service without a cluster file: only it knows its GPUs and its memory.
 
     A job larger than all its slots runs alone.
     """
@@ -79,7 +79,7 @@ class UndescribedNode(ClusterNode):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """The machines of a cluster, in the order of the file. Raises `InvalidDescription`."""
+    """The machines of a cluster file, in the order of the file. Raises `InvalidDescription`."""
 
     nodes: tuple[ClusterNode, ...]
 
@@ -89,7 +89,7 @@ class Cluster:
 
     @property
     def is_described(self) -> bool:
-        """False for the one machine of a service without ``cluster.yaml``."""
+        """False for the one machine of a service without a cluster file."""
         return not any(isinstance(node, UndescribedNode) for node in self.nodes)
 
     @property
@@ -110,14 +110,14 @@ class Cluster:
 
 
 def cluster_of_service(path: Path | None, name: str, slots: int) -> Cluster:
-    """Return the cluster of a service; `name` and `slots` are those of its own machine.
+    """Return the machines of a service; `name` and `slots` are those of its own machine.
 
     A description names it otherwise, and may have other slots. Raises `InvalidDescription`.
     """
     if path is None:
         own = UndescribedNode(name=name, host=LOOPBACK, slots=slots, max_adapters=slots)
         return Cluster(nodes=(own,))
-    # Imported here: without a cluster services start without the YAML reader.
+    # Imported here: without a cluster file services start without the YAML reader.
     from muster.cluster.reading import read_cluster  # noqa: PLC0415
 
     cluster = read_cluster(path)
@@ -138,7 +138,7 @@ def cluster_of_service(path: Path | None, name: str, slots: int) -> Cluster:
 
 def _line(node: ClusterNode) -> str:
     host = node.host if node.user is None else f"{node.user}@{node.host}"
-    gpus = (f"{it.type} ({it.usable_vram_mb} of {it.vram_mb} MB usable)" for it in node.gpus)
+    gpus = (f"{gpu.type} ({gpu.usable_vram_mb} of {gpu.vram_mb} MB usable)" for gpu in node.gpus)
     hardware = " + ".join(gpus) or "CPU-only"
     return (
         f"  {node.name}: {host}, {node.transport}, {hardware}, slots: {node.rank_slots or 'auto'}"
@@ -191,7 +191,7 @@ def _reasons(document: object) -> _Reasons:
         if gpu.get("vram_mb") == 0:
             message = f"GPU {gpu.get('uuid')} has vram_mb 0: write the MB that nvidia-smi shows"
             yield (*place, "vram_mb"), message
-    uuids = {it: (it[1], gpu["uuid"]) for it, gpu in gpus.items() if "uuid" in gpu}
+    uuids = {place: (place[1], gpu["uuid"]) for place, gpu in gpus.items() if "uuid" in gpu}
     for place in _repeated(uuids):
         message = f"GPU {gpus[place]['uuid']} is listed twice: write each once (nvidia-smi -L)"
         yield (*place, "uuid"), message
@@ -211,7 +211,7 @@ def _mappings(parsed: dict[Any, Any], key: str) -> Iterator[tuple[Any, dict[Any,
     """Yield the mappings in the list below a key, with their places in it."""
     entries = parsed.get(key)
     if isinstance(entries, list | tuple):
-        yield from ((index, it) for index, it in enumerate(entries) if isinstance(it, dict))
+        yield from ((index, item) for index, item in enumerate(entries) if isinstance(item, dict))
 
 
 def _repeated(names: Mapping[_Location, object]) -> Iterator[_Location]:

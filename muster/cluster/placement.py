@@ -63,7 +63,7 @@ class Placement:
     verdicts: tuple[Verdict, ...]
 
     def __str__(self) -> str:
-        return "; ".join(f"{it.node}: {it.reason}" for it in self.verdicts)
+        return "; ".join(f"{verdict.node}: {verdict.reason}" for verdict in self.verdicts)
 
 
 def place(
@@ -82,12 +82,13 @@ def place(
     placements = []
     for request in requests:
         verdicts = tuple(
-            _verdict(it, request, uses[it.name], refusals.get(it.name, "")) for it in cluster.nodes
+            _verdict(node, request, uses[node.name], refusals.get(node.name, ""))
+            for node in cluster.nodes
         )
-        eligible = [it for it in verdicts if it.score is not None]
+        eligible = [verdict for verdict in verdicts if verdict.score is not None]
         chosen = max(
             eligible,
-            key=lambda it: (it.node == request.preferred, it.score or 0.0),
+            key=lambda verdict: (verdict.node == request.preferred, verdict.score or 0.0),
             default=None,
         )
         if chosen:

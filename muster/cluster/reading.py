@@ -1,4 +1,4 @@
-"""``cluster.yaml``: from text to a `Cluster` and back. Errors name the line."""
+"""The cluster file: from text to a `Cluster` and back. Errors name the line."""
 
 import io
 from dataclasses import asdict, fields
@@ -44,4 +44,4 @@ def _cluster_of(file: YamlFile) -> Cluster:
 
 def _shown(value: ClusterNode | Gpu) -> dict[str, Any]:
     defaults = {field.name: field.default for field in fields(value)}
-    return {name: it for name, it in asdict(value).items() if it != defaults[name]}
+    return {name: part for name, part in asdict(value).items() if part != defaults[name]}

@@ -24,10 +24,11 @@ from muster.contracts.job.status import JobId
 from muster.contracts.location import parse_location
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress, VramNeed
 from muster.contracts.messages.attach import JOIN_ORDER, JoinOrder, LaunchAgent, ProbeFile
-from muster.contracts.settings.environ import STORE_KEYS, agent_heartbeat_seconds
-from muster.contracts.settings.paths import DataDir, JobFiles
+from muster.contracts.settings.environ import agent_heartbeat_seconds
+from muster.contracts.settings.names import STORE_KEYS
+from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
-from muster.contracts.views import AgentRequest
+from muster.contracts.views.job import AgentRequest
 
 REMOTE_ORPHAN_SECONDS: Final = 10.0
 REMOTE_GRACE_SECONDS: Final = 5.0
@@ -64,18 +65,18 @@ def planned_request(
     command: Callable[[str], list[str]],
 ) -> AgentRequest:
     """Return what the engine of a job would get first; `command` is how it runs our modules."""
-    usable = (it for it in cluster.nodes if spec.engine in {None, it.transport})
-    named = (it for it in usable if it.name in (spec.hosts or [it.name]))
+    usable = (node for node in cluster.nodes if spec.engine in {None, node.transport})
+    named = (node for node in usable if node.name in (spec.hosts or [node.name]))
     node = next(named, cluster.nodes[0])  # a scheduler chooses machines of its own
     engine = spec.engine or node.transport
     order = JoinOrder(
         job_uid="<uid>",
         host=next(iter(spec.scheduled_hosts), node.name),
-        generation=1,
+        agent_number=1,
         token=TOKEN,
-        coordinators=(ADDRESS,) * (engine != "local" and settings.agent_endpoint is not None),
+        coordinator=None if engine == "local" else ADDRESS,
     )
-    name = agent_job_name(order.job_uid, order.host, order.generation)
+    name = agent_job_name(order.job_uid, order.host, order.agent_number)
     if engine == "kubernetes":
         return AgentRequest(engine=engine, command=None, content=pod(name, order, spec))
     if engine == "slurm":
@@ -85,22 +86,16 @@ def planned_request(
     assignment = with_secrets(
         assignment_of(order, job_id, spec, settings, is_local=is_local),
         # A local agent reads the files itself.
-        lambda it: SECRET if it.source == "env" or not is_local else None,
+        lambda ref: SECRET if ref.source == "env" or not is_local else None,
         dict.fromkeys(STORE_KEYS, SECRET),
     )
     if is_local:
         content = msgspec.to_builtins(assignment)
         return AgentRequest(engine=engine, command=command("worker.agent"), content=content)
-    if settings.agent_endpoint is None:
-        assignment = forwarded(assignment)
     probe = None
     if place := assignment.checkpoint_dir:
         probe = ProbeFile(directory=place, name=f".muster-probe-{TOKEN}", content=TOKEN)
-    launch = LaunchAgent(
-        assignment=assignment,
-        probe=probe,
-        coordinator=ADDRESS if assignment.is_forwarded else None,
-    )
+    launch = LaunchAgent(assignment=assignment, probe=probe)
     words = [*SSH, *login_words(node), shlex.join(command("worker.attach"))]
     return AgentRequest(engine=engine, command=words, content=msgspec.to_builtins(launch))
 
@@ -111,8 +106,8 @@ def with_secrets(
     store_keys: Mapping[str, str],
 ) -> AgentAssignment:
     """Return the assignment with the values that its agent alone may have."""
-    found = [it for it in map(Reference.parse, assignment.secrets.values()) if it]
-    names = {it.name if it.source == "env" else str(it): value_of(it) for it in found}
+    found = [ref for ref in map(Reference.parse, assignment.secrets.values()) if ref]
+    names = {ref.name if ref.source == "env" else str(ref): value_of(ref) for ref in found}
     shared = {name: value for name, value in names.items() if value is not None}
     keys = None if assignment.store_keys is None else dict(store_keys)
     return replace(assignment, shared_env=shared, store_keys=keys)
@@ -131,7 +126,7 @@ def assignment_of(
         # They are replaced after their lease, see `coordinator.decide.liveness`.
         orphan_seconds = min(orphan_seconds, REMOTE_ORPHAN_SECONDS)
         grace_seconds = min(grace_seconds, REMOTE_GRACE_SECONDS)
-    places = [parse_location(it) for it in (spec.dataset_dir, spec.checkpoint_dir) if it]
+    places = [parse_location(place) for place in (spec.dataset_dir, spec.checkpoint_dir) if place]
     saves_to = places[-1] if spec.checkpoint_dir else None
     return AgentAssignment(
         **msgspec.structs.asdict(order),
@@ -155,15 +150,9 @@ def assignment_of(
         secrets=spec.secrets,
         secrets_dir=str(data.secrets),
         # The launcher adds the keys.
-        store_keys=None if all(isinstance(it, Path) for it in places) else {},
+        store_keys=None if all(isinstance(place, Path) for place in places) else {},
         checkpoint_dir=str(saves_to) if isinstance(saves_to, Path) and not is_local else None,
     )
-
-
-def forwarded(assignment: AgentAssignment) -> AgentAssignment:
-    """Return the assignment of an agent that reaches the coordinator through SSH."""
-    address_file = str(JobFiles(Path(assignment.job_root)).coordinator_address)
-    return replace(assignment, address_file=address_file, is_forwarded=True)
 
 
 def login_words(node: ClusterNode) -> list[str]:
@@ -185,7 +174,7 @@ def sbatch_words(name: str, spec: JobSpec) -> list[str]:
         "--ntasks=1",
         f"--cpus-per-task={options.ranks_per_host * options.cpus_per_rank}",
         "--no-requeue",  # the next agent gets a job of its own
-        "--output=/dev/null",  # agents send their logs home
+        "--output=/dev/null",  # agents send their logs themselves
         "--chdir=/",
         f"--signal=B:USR1@{NOTICE_SECONDS}",
         *(f"--{option}={value}" for option, value in asked if value is not None),
@@ -234,7 +223,7 @@ def pod(name: str, order: JoinOrder, spec: JobSpec) -> dict[str, Any]:
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "nodeSelector": options.node_selector,
             "tolerations": list(options.tolerations),
-            "imagePullSecrets": [{"name": it} for it in options.image_pull_secrets],
+            "imagePullSecrets": [{"name": name} for name in options.image_pull_secrets],
             "priorityClassName": options.priority_class,
             "securityContext": {
                 "runAsNonRoot": True,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
 from muster.contracts.rank import ProcessRecord
 
@@ -46,23 +47,24 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 def prune(leases: Iterable[Lease], now: float, is_gone: Callable[[Lease], bool]) -> list[Lease]:
     """Return the leases that were renewed within `LEASE_SECONDS` and whose processes live."""
-    return [it for it in leases if now < it.renewed_at + LEASE_SECONDS and not is_gone(it)]
+    renewed = (lease for lease in leases if now < lease.renewed_at + LEASE_SECONDS)
+    return [lease for lease in renewed if not is_gone(lease)]
 
 
 def measure(leases: Iterable[Lease], used: UsedMb) -> list[Lease]:
     """Return the leases with higher peaks where more was measured than ever before."""
-    peaks = ((it, max(it.peak_mb, used.get((it.tag, it.gpu), 0))) for it in leases)
-    return [msgspec.structs.replace(it, peak_mb=peak) for it, peak in peaks]
+    peaks = ((lease, max(lease.peak_mb, used.get((lease.tag, lease.gpu), 0))) for lease in leases)
+    return [replace(lease, peak_mb=peak) for lease, peak in peaks]
 
 
 def change(leases: Iterable[Lease], *tags: str, **changes: Any) -> list[Lease]:  # noqa: ANN401
     """Return the leases, those of `tags` with other fields."""
-    return [msgspec.structs.replace(it, **changes) if it.tag in tags else it for it in leases]
+    return [replace(lease, **changes) if lease.tag in tags else lease for lease in leases]
 
 
 def release(leases: Iterable[Lease], tag: str) -> list[Lease]:
     """Return the leases without that of `tag`."""
-    return [it for it in leases if it.tag != tag]
+    return [lease for lease in leases if lease.tag != tag]
 
 
 def free_mb(

@@ -156,13 +156,14 @@ class Backend(ABC):
     def barrier(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Return when every rank of the group has called this.
 
-        In round k each rank hears of the 2^k ranks before it (the dissemination barrier of
+        In round k each rank learns of the 2^k ranks before it (the dissemination barrier of
         Hensgen, Finkel and Manber, 1988). After `Timeout` the next call goes on where this ended.
         Call it from one thread at a time.
         """
         deadline = Deadline(timeout_seconds, "a barrier")
         tag = Tag(context=BARRIER_BIT)
         for to, source in barrier_rounds(self.rank, self.world_size)[self._barrier_round :]:
+            # Once, also after a `Timeout`: the peer would take another for that of a later barrier.
             if not self._has_sent_round:
                 self._has_sent_round = True
                 self.exchange([(to, b"")], [], tag=tag, timeout_seconds=deadline.left_seconds)
@@ -175,5 +176,5 @@ class Backend(ABC):
 
 def barrier_rounds(rank: int, world_size: int) -> list[tuple[int, int]]:
     """Return to which rank an empty message goes in each round, and from which one comes."""
-    distances = [1 << number for number in range((world_size - 1).bit_length())]
-    return [((rank + it) % world_size, (rank - it) % world_size) for it in distances]
+    steps = [1 << number for number in range((world_size - 1).bit_length())]
+    return [((rank + step) % world_size, (rank - step) % world_size) for step in steps]

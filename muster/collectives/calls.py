@@ -52,6 +52,7 @@ class Call(NamedTuple):
         code = self.root & 0xFFFF
         for name, names in zip(self[:4], _NAMES, strict=True):
             code = code << 4 | names.index(name)
+        # Of a larger count only the low bits: the lengths of messages tell such calls apart.
         return code << _COUNT_BITS | self.elements & ((1 << _COUNT_BITS) - 1)
 
     def __str__(self) -> str:

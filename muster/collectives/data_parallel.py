@@ -46,12 +46,12 @@ class DataParallel:
         self._timeout_seconds = timeout_seconds
         # As in torch: a model, or its parameters, of which frozen ones have no gradient.
         given = list(parameters.parameters() if hasattr(parameters, "parameters") else parameters)
-        self._parameters = [it for it in given if getattr(it, "requires_grad", True)]
+        self._parameters = [tensor for tensor in given if getattr(tensor, "requires_grad", True)]
         self._is_synced = True
         arrays = [_array_of(parameter) for parameter in self._parameters]
         dtypes = [_dtype_of(parameter) for parameter in self._parameters]
         self._buckets = _buckets_of(arrays, dtypes, bucket_bytes)
-        self._bucket_of = {it: bucket for bucket in self._buckets for it in bucket.numbers}
+        self._bucket_of = {number: bucket for bucket in self._buckets for number in bucket.numbers}
         self._started = 0
         self._gradients: dict[int, Any] = {}
         for parameter in given:
@@ -176,7 +176,7 @@ def _buckets_of(
     runs: list[list[int]] = []
     for number in reversed(range(len(arrays))):
         if runs:
-            first, size = runs[-1][0], sum(arrays[it].nbytes for it in runs[-1])
+            first, size = runs[-1][0], sum(arrays[index].nbytes for index in runs[-1])
             is_alike = (arrays[first].dtype, dtypes[first]) == (
                 arrays[number].dtype,
                 dtypes[number],

@@ -98,7 +98,7 @@ Schedule: TypeAlias = tuple[Step, ...]
 
 def schedule_of(route: Route, rank: int, item_bytes: int) -> Schedule:
     """Prepare a route, so that playing it again takes little more than its messages."""
-    return tuple(_step(it, rank, item_bytes) for it in route if any(it))
+    return tuple(_step(turn, rank, item_bytes) for turn in route if any(turn))
 
 
 def _step(given: Round, rank: int, item_bytes: int) -> Step:
@@ -114,7 +114,7 @@ def _step(given: Round, rank: int, item_bytes: int) -> Step:
             streamed += _cut(pieces, item_bytes)
             continue
         own_index = sum(piece.peer < rank for piece in pieces)
-        whole = [_cut([Piece(it.peer, 0, stop - start)], item_bytes) for it in pieces]
+        whole = [_cut([Piece(piece.peer, 0, stop - start)], item_bytes) for piece in pieces]
         gathered.append(Gathered(start, stop, own_index, tuple(map(tuple, whole))))
     sends, copies = _cut(given.sends, item_bytes), _cut(given.copies, item_bytes)
     return Step(tuple(sends), tuple(copies), tuple(streamed), tuple(gathered))

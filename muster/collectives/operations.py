@@ -291,6 +291,7 @@ def all_to_all(
     way = "auto" if out is None else "direct"  # which differ if only some ranks know the sizes
     plan = plan_of(backend, arrays[0], Call("all_to_all", "", dtype or "", way, 0, 0))
     flats = [np.ascontiguousarray(array).reshape(-1) for array in arrays]
+    # A target is written while what shares its memory is still being sent.
     if any(np.may_share_memory(target, flat) for target in out or () for flat in flats):
         flats = [flat.copy() for flat in flats]
 

@@ -260,17 +260,17 @@ def _pipelined(builder: Builder) -> Builder:
             _shifted(builder(rank, problem.of_size(stop - start)), start)
             for start, stop in ranges(problem.bounds[-1], SEGMENTS)
         ]
-        rounds = [[Round()] * number + list(it) for number, it in enumerate(segments)]
+        rounds = [[Round()] * number + list(segment) for number, segment in enumerate(segments)]
         return tuple(_merged(turns) for turns in zip_longest(*rounds, fillvalue=Round()))
 
     return build
 
 
 def _shifted(route: Route, by: int) -> Route:
-    return tuple(
-        Round(*(tuple(Piece(it.peer, it.start + by, it.stop + by) for it in kind) for kind in turn))
-        for turn in route
-    )
+    def shifted(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+        return tuple(Piece(peer, start + by, stop + by) for peer, start, stop in pieces)
+
+    return tuple(Round(*map(shifted, turn)) for turn in route)
 
 
 def _merged(turns: Iterable[Round]) -> Round:

@@ -139,4 +139,5 @@ class HybridBackend(Backend):
         self._collectives.close()
 
     def _chosen(self, tag: Tag) -> Backend:
+        # Only messages between two ranks have no sequence.
         return self._collectives if tag.sequence else self._point_to_point

@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Final
 
 LOCAL_HOST: Final = "local"
-"""What views call the own host of a service without ``cluster.yaml``. Rows have its node id: this
+"""What views call the own host of a service without a cluster file. Rows have its node id: this
 word would be another host once a coordinator there takes over."""
 
 UNPLACED: Final = ""

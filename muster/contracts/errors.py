@@ -3,7 +3,7 @@
 MusterError
 ├── IllegalMove            a state machine was asked for a move its table does not have
 ├── InvalidSpec            a job description that cannot be accepted
-├── InvalidDescription     a file that describes a job or a cluster cannot be used
+├── InvalidDescription     a job file or a cluster file cannot be used
 ├── InvalidEnvironment     an environment variable with an unusable value
 ├── JobDiffers             an unfinished job was resumed with another description
 ├── WireError              a peer sent an invalid frame or message
@@ -82,7 +82,7 @@ class InvalidSpec(MusterError):
 
 
 class InvalidDescription(MusterError):
-    """A file that describes a job or a cluster, or what is in it. Names line and node, if known."""
+    """A job file or a cluster file, or what is in it. Names line and node, if known."""
 
 
 class InvalidEnvironment(MusterError):

@@ -74,24 +74,24 @@ def common_environment(
     They have to be set before numpy is loaded. Both are empty if hosts compute the same bits
     anyway; without variables the reason says why none would help.
     """
-    if len({it.arithmetic for it in facts.values()}) <= 1:
+    if len({own.arithmetic for own in facts.values()}) <= 1:
         return {}, ""
-    if len({it.numpy for it in facts.values()}) > 1:
+    if len({own.numpy for own in facts.values()}) > 1:
         return {}, "ranks with other bits will be refused: install the same numpy on all"
     levels = {kernel.lower(): level for level, row in enumerate(X86_KERNELS) for kernel in row}
-    kernels = {it.blas_kernel.lower() for it in facts.values()}
-    if {it.machine for it in facts.values()} != {"x86_64"} or not kernels <= levels.keys():
+    kernels = {own.blas_kernel.lower() for own in facts.values()}
+    if {own.machine for own in facts.values()} != {"x86_64"} or not kernels <= levels.keys():
         why = "no kernels are known that all have: name hosts that are alike, or use bits any"
         return {}, f"ranks with other bits will be refused, as {why}"
     oldest = X86_KERNELS[min(levels[kernel] for kernel in kernels)][0]
-    common = set.intersection(*(set(it.simd) for it in facts.values()))
+    common = set.intersection(*(set(own.simd) for own in facts.values()))
     # numpy does not start if it is to disable a feature of its baseline, and warns of one that the
     # processor has not: `simd` has neither.
     variables = {
         host: {
             "OPENBLAS_CORETYPE": oldest,
-            "NPY_DISABLE_CPU_FEATURES": " ".join(name for name in it.simd if name not in common),
+            "NPY_DISABLE_CPU_FEATURES": " ".join(name for name in own.simd if name not in common),
         }
-        for host, it in facts.items()
+        for host, own in facts.items()
     }
     return variables, f"all use the kernels of {oldest}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 from muster.contracts.job.status import JobStatus
-from muster.contracts.views import LeaderboardRow, LeaderboardView, SummaryView
+from muster.contracts.views.job import LeaderboardRow, LeaderboardView, SummaryView
 
 SWEEP_LABEL: Final = "sweep"
 """Jobs with the same value of this label are compared."""
@@ -31,12 +31,12 @@ def compare(
     loss does. Losses that are not finite come after the others, then jobs without one.
     `sweeps` are the names of all.
     """
-    kept = {(it["metric"], it["mode"]) for spec in specs if (it := spec.get("keep_best"))}
+    kept = {(rule["metric"], rule["mode"]) for spec in specs if (rule := spec.get("keep_best"))}
     metric, mode = kept.pop() if len(kept) == 1 else ("", "min")
     kind: Literal["validation", "training"] = "validation"
     for names in ((metric,), VALIDATION):
         losses = [
-            next((job.metrics[it] for it in names if it in job.metrics), None) for job in jobs
+            next((job.metrics[name] for name in names if name in job.metrics), None) for job in jobs
         ]
         if any(loss is not None for loss in losses) and all(
             loss is not None or job.loss is None or job.status == JobStatus.FAILED
@@ -59,12 +59,12 @@ def compare(
         for job, loss, differs in zip(jobs, losses, differences(specs), strict=True)
     ]
     rows.sort(
-        key=lambda it: (it.loss is None, not math.isfinite(it.loss or 0), sign * (it.loss or 0))
+        key=lambda row: (row.loss is None, not math.isfinite(row.loss or 0), sign * (row.loss or 0))
     )
     best = (
-        it.job_id
-        for it in rows
-        if it.status != JobStatus.FAILED and it.loss is not None and math.isfinite(it.loss)
+        row.job_id
+        for row in rows
+        if row.status != JobStatus.FAILED and row.loss is not None and math.isfinite(row.loss)
     )
     return LeaderboardView(
         sweep=sweep,
@@ -91,14 +91,17 @@ def differences(specs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     flat = [_flat(spec) for spec in specs]
     counts = Counter((name, repr(value)) for one in flat for name, value in one.items())
-    return [{it: one[it] for it in one if counts[it, repr(one[it])] < len(flat)} for one in flat]
+    return [
+        {name: one[name] for name in one if counts[name, repr(one[name])] < len(flat)}
+        for one in flat
+    ]
 
 
 def _flat(spec: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for field, value in spec.items():
         if isinstance(value, Mapping):
-            flat |= {f"{field}.{name}": it for name, it in value.items()}
+            flat |= {f"{field}.{name}": entry for name, entry in value.items()}
         elif field == "command" and value:
             flat[field], *options = _BEFORE_OPTION.split(" ".join(value))
             for option in options:

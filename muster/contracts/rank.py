@@ -14,8 +14,6 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from muster.contracts.errors import IllegalMove
-
 COUNT_MAX: Final = 2**63 - 1
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 """A counter of a rank, limited to what every database can hold: a program may send any number."""
@@ -72,7 +70,7 @@ NO_PROGRESS: Final = RankProgress(
 
 
 class Phase(StrEnum):
-    """How far a process is, by its own account."""
+    """How far a process is, as it reports itself."""
 
     TRAINING = "training"
     EXITING = "exiting"  # its exit handlers run; it may have failed, or have work left
@@ -111,10 +109,3 @@ TRANSITIONS: Final[Mapping[ProcessState, frozenset[ProcessState]]] = {
     ProcessState.EXITING: frozenset({ProcessState.LIVE, ProcessState.EXITED}),
     ProcessState.EXITED: frozenset(),
 }
-
-
-def move(current: ProcessState, target: ProcessState) -> ProcessState:
-    """Return `target`, or raise `IllegalMove` if the table does not allow it."""
-    if target not in TRANSITIONS[current]:
-        raise IllegalMove(current, target)
-    return target

@@ -67,9 +67,9 @@ def merged(earlier: Aggregate, later: Aggregate) -> Aggregate:
     """Return what sums up the values of both."""
     count = earlier.count + later.count
     others = earlier.not_finite + later.not_finite
-    known = [it for it in (earlier, later) if it.count]
-    least = min((it.least for it in known if it.least is not None), default=None)
-    greatest = max((it.greatest for it in known if it.greatest is not None), default=None)
+    known = [point for point in (earlier, later) if point.count]
+    least = min((point.least for point in known if point.least is not None), default=None)
+    greatest = max((point.greatest for point in known if point.greatest is not None), default=None)
     first, last = (known[0].first, known[-1].last) if known else (None, None)
     return Aggregate(first, least, greatest, last, count, others)
 

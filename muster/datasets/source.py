@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from io import FileIO
+from itertools import filterfalse
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -94,7 +95,7 @@ class LocalSource:
     def __init__(self, directory: Path) -> None:
         """Raise `DatasetMissing`, `DatasetEmpty`, and `ShardUnreadable`, also for a broken link."""
         self.location: Final = directory
-        self._foreign: Final = [it for it in _names_in(directory) if not _OWN_NAME.fullmatch(it)]
+        self._foreign: Final = [*filterfalse(_OWN_NAME.fullmatch, _names_in(directory))]
         self._paths = [directory / name for name in sorted_shard_names(self._foreign)]
         self.shards: Final = [
             Shard(path.name, fingerprint_of(path).size_bytes) for path in self._paths
@@ -109,11 +110,11 @@ class LocalSource:
         for path, shard in zip(self._paths, self.shards, strict=True):
             if shard.size_bytes:  # a named pipe has none, and would not be opened
                 _refuse_blank_end(path, shard.size_bytes)
-        shards = [it.name for it in self.shards]
-        odd = [it for it in shards if not _NUMBERED.fullmatch(it)]
+        shards = [shard.name for shard in self.shards]
+        odd = [name for name in shards if not _NUMBERED.fullmatch(name)]
         if len(odd) < len(shards) and odd:
             yield f"{self.location}: {_shown(odd)} will be read, too"
-        if others := [it for it in {*self._foreign} - {*shards} if _DATA_NAME.fullmatch(it)]:
+        if others := [name for name in {*self._foreign} - {*shards} if _DATA_NAME.fullmatch(name)]:
             yield f"{self.location}: {_shown(others)} will not be read: data are in shard_*.txt"
 
     @property

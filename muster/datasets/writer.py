@@ -66,7 +66,7 @@ def upload_dataset(
     facts, content, etag = location / FACTS_NAME, bytearray(), None
     with suppress(ObjectMissing):
         content, etag = client.read(facts, FACTS_LIMIT_BYTES)
-    old = [each.name for each in client.list(location, "shard_")]
+    old = [item.name for item in client.list(location, "shard_")]
     if (old or etag) and not replace and not content.startswith(WRITING):
         raise DatasetExists(location)
     check_store(client, location)

@@ -33,7 +33,7 @@ SHELLS: Final = frozenset({"sh", "bash", "dash", "ksh", "zsh"})
 _NOT_CODE: Final = frozenset({"__pycache__", "site-packages", "dist-packages", "node_modules"})
 _MARKS: Final = ("pyvenv.cfg", "LATEST")  # files of an environment, and of checkpoints
 _PLACES: Final = (Path(os.__file__).parent, Path(__file__).parents[1])
-_LIBRARIES: Final = tuple(f"{it}/" for it in (*_PLACES, *map(os.path.realpath, _PLACES)))
+_LIBRARIES: Final = tuple(f"{place}/" for place in (*_PLACES, *map(os.path.realpath, _PLACES)))
 """Of the interpreter, and Muster itself."""
 
 
@@ -78,7 +78,7 @@ def read_code(script: Script | None) -> dict[str, str]:
     found: dict[str, str] = {}
     room = BYTES_LIMIT
     names = islice(files_below(script.root), NAMES_LIMIT) if script else ()
-    modules = (it for it in names if it.endswith(".py") and os.path.isfile(it))  # noqa: PTH113
+    modules = (name for name in names if name.endswith(".py") and os.path.isfile(name))  # noqa: PTH113
     for file in islice(chain([script.file] if script else [], modules), FILES_LIMIT):
         with suppress(OSError):  # it has gone meanwhile
             room -= os.path.getsize(file)  # noqa: PTH202
@@ -91,13 +91,13 @@ def files_below(root: str) -> Iterator[str]:
     """Yield the files and links below a directory, without caches, environments, checkpoints."""
     for place, directories, names in os.walk(root):
         directories[:] = sorted(
-            it
-            for it in directories
-            if not (it.startswith(".") or it in _NOT_CODE)
-            and not any(os.path.exists(f"{place}/{it}/{mark}") for mark in _MARKS)  # noqa: PTH110
+            name
+            for name in directories
+            if not (name.startswith(".") or name in _NOT_CODE)
+            and not any(os.path.exists(f"{place}/{name}/{mark}") for mark in _MARKS)  # noqa: PTH110
         )
-        links = (it for it in directories if os.path.islink(f"{place}/{it}"))  # noqa: PTH114
-        yield from (f"{place}/{it}" for it in sorted([*names, *links]))
+        links = (name for name in directories if os.path.islink(f"{place}/{name}"))  # noqa: PTH114
+        yield from (f"{place}/{name}" for name in sorted([*names, *links]))
 
 
 def copy_code(root: str, place: Path | None) -> None:
@@ -111,8 +111,8 @@ def copy_code(root: str, place: Path | None) -> None:
         if os.path.exists(file)  # noqa: PTH110  no dangling link
     }
     largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
-    if sum(sizes.values()) > COPY_LIMIT or any(sizes[it] > FILE_COPY_LIMIT for it in largest):
-        words = ", ".join(f"{it} ({size_text(sizes[it])})" for it in largest)
+    if sum(sizes.values()) > COPY_LIMIT or any(sizes[name] > FILE_COPY_LIMIT for name in largest):
+        words = ", ".join(f"{name} ({size_text(sizes[name])})" for name in largest)
         limits = f"{size_text(FILE_COPY_LIMIT)} a file and {size_text(COPY_LIMIT)} in all"
         raise OSError(EFBIG, f"holds more than {limits}; its largest files: {words}", root)
     if place is None:
@@ -139,8 +139,9 @@ class LoadedCode:
             return {}
         self._count = len(sys.modules)
         # Not getattr: a lazy module would import something.
-        places = (getattr(it, "__dict__", {}).get("__file__") for it in list(sys.modules.values()))
-        new = {it for it in places if isinstance(it, str)} - self._known
+        modules = list(sys.modules.values())
+        places = (getattr(module, "__dict__", {}).get("__file__") for module in modules)
+        new = {place for place in places if isinstance(place, str)} - self._known
         self._known |= new
         paths = sorted(filter(_is_own, map(os.path.realpath, filter(_is_own, new))))
         return {path: digest for path in paths if (digest := digest_of(path))}

@@ -3,7 +3,7 @@
 A rank enters containment before the first line of its program runs. Its descendants are found by:
 
 1. a cgroup (v2) per attempt, where this process may create one: root, or a delegated systemd unit;
-2. the process tag ``job uid/rank/attempt``. The environment variable `MARK` holds it as text, which
+2. the process tag ``job uid/rank/attempt``. The variable `PROCESS_TAG` holds it as text, which
    ``env -i`` removes. RLIMIT_LOCKS holds it as a number: Linux keeps and inherits that limit across
    fork and exec but has ignored it since 2.4. Lowering the hard limit as well makes it permanent.
 
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
+from muster.contracts.settings.names import PROCESS_TAG, PROCESS_TAG_WIDTH
 from muster.host.processes import (
     PollLimit,
     all_pids,

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import os
 import shutil
+import socket
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -82,7 +83,7 @@ def closing(descriptor: int) -> Iterator[int]:
 
 
 def read_coordinator_address(file: Path) -> CoordinatorAddress | None:
-    """Return the address that the coordinator has published; None without a valid one."""
+    """Return the address in the file of this host; None without a valid one."""
     try:
         return msgspec.json.decode(file.read_bytes(), type=CoordinatorAddress)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
@@ -90,9 +91,26 @@ def read_coordinator_address(file: Path) -> CoordinatorAddress | None:
 
 
 def publish_address(address: CoordinatorAddress, path: Path) -> None:
-    """Replace the address file; no agent survives a power cut."""
+    """Replace the address file of this host; no agent survives a power cut. Raises OSError.
+
+    The order of a coordinator that was replaced, or of its last connection, may come late: a newer
+    address is kept if something listens there. Epochs begin lower once a database was restored.
+    """
+    known = read_coordinator_address(path)
+    if known is not None and known.number > address.number and _is_listening(known):
+        raise OSError(
+            f"{path} names a newer coordinator: if another installation has its files there, "
+            "give this one a MUSTER_DATA_DIR of its own"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_private(path, msgspec.json.encode(address))
+
+
+def _is_listening(address: CoordinatorAddress) -> bool:
+    with suppress(OSError):
+        socket.create_connection(address.place, timeout=1.0).close()
+        return True
+    return False
 
 
 def replace_private(path: Path, content: bytes) -> None:
@@ -118,22 +136,12 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[BinaryIO]:
         raise
 
 
-def publish_newer_address(address: CoordinatorAddress, path: Path) -> None:
-    """Publish an address on another host than the coordinator's. Raises OSError.
-
-    The order of one that was replaced, or of its last connection, may come late.
-    """
-    known = read_coordinator_address(path)
-    if known is None or known.number <= address.number:
-        publish_address(address, path)
-
-
 def existing(directory: Path) -> Path:
     """Return the directory, or its nearest parent that exists."""
     return next(place for place in (directory, *directory.parents) if place.exists())
 
 
-def file_mark(path: Path) -> tuple[int, int] | None:
+def file_identity(path: Path) -> tuple[int, int] | None:
     """Return what no file at this path on another disk has, too; None if there is no file."""
     with suppress(OSError):
         found = path.stat()

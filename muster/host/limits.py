@@ -57,7 +57,7 @@ def cgroup_files(
                 continue
             top, file = (cgroups / controller, old_name) if controllers else (cgroups, name)
             own = top / place.lstrip("/")
-            ours = (it / file for it in (own, *own.parents) if it.is_relative_to(top))
+            ours = (group / file for group in (own, *own.parents) if group.is_relative_to(top))
             yield from filter(Path.is_file, ours)
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import LIFELINE_FD
+from muster.contracts.settings.names import LIFELINE_FD
 from muster.host.files import closing
 
 _PROC: Final = Path("/proc")

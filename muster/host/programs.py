@@ -15,7 +15,7 @@ from typing import Final
 
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import version_problem
-from muster.contracts.job.spec import PYTHON_NAMES
+from muster.contracts.job.field_types import PYTHON_NAMES
 from muster.host.code import SHELLS
 
 ANSWER_SECONDS: Final = 3.0
@@ -50,7 +50,7 @@ def command_problem(
     name = Path(program).name
     if name.startswith("python") or name in SHELLS:
         # What follows -m or -c, alone or in a word such as -lc, belongs to the module or the code.
-        words = (it for it in arguments if _CODE_OPTION.fullmatch(it) or not it.startswith("-"))
+        words = (arg for arg in arguments if _CODE_OPTION.fullmatch(arg) or not arg.startswith("-"))
         script = next(words, "")
         if script.endswith((".py", ".sh")) and not _may_be_file(working_dir / script):
             return printable(f"there is no {script} in {working_dir}")

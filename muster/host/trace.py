@@ -10,7 +10,8 @@ from typing import Final
 
 import msgspec
 
-from muster.contracts.settings.environ import PROCESS_TAG, TRACE
+from muster.contracts.settings.names import PROCESS_TAG
+from muster.contracts.settings.variables import TRACE
 
 _FILE: Final = os.path.expanduser(os.environ.get(TRACE.name, "")) or None  # noqa: PTH111
 

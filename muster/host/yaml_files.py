@@ -16,7 +16,7 @@ Location: TypeAlias = Sequence[str | int]
 SIZE_LIMIT_BYTES: Final = 1 << 20
 CHARACTERS_LIMIT: Final = 16 << 20
 VALUES_LIMIT: Final = 10_000
-"""More than a job or a cluster has. A few lines with aliases can stand for billions of values."""
+"""More than any job or cluster file has. Few lines with aliases stand for billions of values."""
 SMALLER: Final = "keep data in other files"
 
 
@@ -96,7 +96,7 @@ def _has_too_many_values(root: Any) -> bool:  # noqa: ANN401  as `YamlFile.root`
     while nodes and count <= VALUES_LIMIT and characters <= CHARACTERS_LIMIT:
         node = nodes.pop()
         inner = node.value if node.id in {"mapping", "sequence"} else []
-        nodes += [it[1] for it in inner] if node.id == "mapping" else inner
+        nodes += [pair[1] for pair in inner] if node.id == "mapping" else inner
         count += len(inner)
         characters += len(node.value) if node.id == "scalar" else 0
     return count > VALUES_LIMIT or characters > CHARACTERS_LIMIT

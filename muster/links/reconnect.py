@@ -5,22 +5,18 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Final, Generic, TypeVar
+from typing import Final
 
 from muster.contracts.errors import AuthenticationFailed, WireError
 
 LINK_ERRORS: Final = (OSError, WireError, AuthenticationFailed)
 """After which a connection is closed, and another one made."""
 
-Address = TypeVar("Address")
-
 
 @dataclass
-class Reconnect(Generic[Address]):
+class Reconnect:
     """Attempts to reach the other end, with a pause between two. Iterated over, it numbers them."""
 
-    next_address: Callable[[], Address]
-    """Raises `ConnectionError` while none is known."""
     pause_seconds: float
     limit_seconds: float = math.inf  # from the beginning, or the last `restart`
     say: Callable[[str], None] | None = None
@@ -38,8 +34,8 @@ class Reconnect(Generic[Address]):
         """Begin to count anew: the other end was reached."""
         self._over_at = time.monotonic() + self.limit_seconds
 
-    def failed(self, error: Exception, what: str = "") -> None:
+    def failed(self, error: Exception, prefix: str = "") -> None:
         """Say why an attempt has failed, unless the last one has failed for the same reason."""
         if self.say is not None and str(error) != str(self.error):
-            self.say(f"{what}{error}")
+            self.say(f"{prefix}{error}")
         self.error = error

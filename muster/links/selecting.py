@@ -40,7 +40,8 @@ class SelectingLink(Generic[Message]):
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if session.is_sealed:
+        self.is_sealed = session.is_sealed
+        if self.is_sealed:
             keep_alive(self.socket, SEND_TIMEOUT_SECONDS)
         code = self.socket.connect_ex(address)
         if code not in {0, errno.EINPROGRESS}:

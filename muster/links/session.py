@@ -109,7 +109,7 @@ class Session:
         after that: send what is due, and close the connection.
         """
         try:
-            return [it for content in self.frames.feed(data) for it in self._take_in(content)]
+            return [part for content in self.frames.feed(data) for part in self._take_in(content)]
         except WireError as error:  # on its way a length may be changed, too
             self._move(State.CLOSED)
             raise AuthenticationFailed(str(error)) from error

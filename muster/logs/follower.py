@@ -39,7 +39,7 @@ class JobFollower:
         self._files = files
         self._rank = rank
         self._until = until
-        self._position = {it: place for it, place in position.items() if rank in {None, it}}
+        self._position = {name: place for name, place in position.items() if rank in {None, name}}
         self._ranks: dict[int, _RankFollower] = {}
 
     @property

@@ -35,6 +35,9 @@ Result = TypeVar("Result")
 
 REDIAL_SECONDS: Final = 0.5
 CONNECT_SECONDS: Final = 5.0
+LEAVE_SECONDS: Final = 0.05
+"""For the last words of this process."""
+
 TOKEN_BYTES: Final = 32
 NAME_LIMIT: Final = 64
 """Addresses that are called, and members that are remembered: strangers may announce any number."""
@@ -63,12 +66,16 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """To a probe."""
 
 
+class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
+    """The process ends by itself: its calls are over, so it is not gone for others."""
+
+
 class OfGroup(msgspec.Struct, frozen=True, kw_only=True, tag="of_group"):
     group: str
     message: FormingMessage
 
 
-Message: TypeAlias = Hello | Probe | Answer | OfGroup
+Message: TypeAlias = Hello | Probe | Answer | Leave | OfGroup
 
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -96,6 +103,7 @@ class _Peer:
     links: list[ServedLink] = field(default_factory=list)
     host: str = ""
     """The address of its machine, as this one reaches it."""
+    has_left: bool = False
 
     @property
     def member(self) -> Member:
@@ -216,9 +224,15 @@ class Network:
         self._do(self._accept)
 
     def close(self) -> None:
-        """End all links: to the others, this process is gone."""
+        """Say that this process leaves, and end all links."""
+
+        def leave() -> None:
+            for process_id in self._peers:
+                self._send(process_id, Leave())
+            self._loop.call_later(LEAVE_SECONDS, self._loop.stop)
+
         if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(leave)
             self._thread.join()
 
     def _do(self, work: Callable[[], Result]) -> Result:
@@ -345,6 +359,8 @@ class Network:
                 self._compare(peer)
             case Probe():
                 self._send(process_id, Answer())
+            case Leave():
+                peer.has_left = True
             case OfGroup(group=group, message=said) if self._forming and group == self._hello.group:
                 self._forming.receive(process_id, said, time.monotonic())
         self._act()
@@ -367,7 +383,8 @@ class Network:
         if peer is None:
             return
         self._health.remove(process_id)
-        self.gone[process_id] = peer.member
+        if not peer.has_left:
+            self.gone[process_id] = peer.member
         while len(self.gone) > NAME_LIMIT:
             del self.gone[next(iter(self.gone))]
         for link in peer.links:

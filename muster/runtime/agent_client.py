@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from muster.contracts.interpreter import VERSION
 from muster.contracts.messages.rank import SAVED_LIMIT, Code, Heartbeat, RankMessage, Saved
 from muster.contracts.messages.wire import encode
-from muster.contracts.settings.environ import HAS_JOINED, RankSettings
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.settings.names import HAS_JOINED
 from muster.host.code import LoadedCode
 from muster.host.peers import connect_to_own
 from muster.runtime.agent_sockets import is_replaced, newest_socket

@@ -8,7 +8,7 @@ from typing import IO
 import msgspec
 
 from muster.contracts.messages.assignment import AgentAssignment
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.limits import ShellLimits
 from muster.host.processes import module_command
 

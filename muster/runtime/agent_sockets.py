@@ -12,8 +12,8 @@ from typing import Final
 _NAME: Final = re.compile(r"agent\.(\d{4,})\.sock", re.ASCII)
 
 
-def generation_of(socket: Path) -> int:
-    """Return the generation in a socket's name; -1 if it has none."""
+def number_of(socket: Path) -> int:
+    """Return the agent's number in a socket's name; -1 if it has none."""
     found = _NAME.fullmatch(socket.name)
     return int(found[1]) if found else -1
 
@@ -21,21 +21,21 @@ def generation_of(socket: Path) -> int:
 def sockets_beside(socket: Path) -> list[Path]:
     """Return all agent sockets in the directory of `socket`."""
     try:
-        return [path for path in socket.parent.iterdir() if generation_of(path) >= 0]
+        return [path for path in socket.parent.iterdir() if number_of(path) >= 0]
     except OSError:
         return []
 
 
 def newest_socket(socket: Path) -> Path:
     """Return the socket of the current agent, `socket` itself if none is newer."""
-    return max([socket, *sockets_beside(socket)], key=generation_of)
+    return max([socket, *sockets_beside(socket)], key=number_of)
 
 
-def newest_generation(socket: Path) -> int:
-    """Return the highest generation in the directory of `socket`, its own included."""
-    return generation_of(newest_socket(socket))
+def newest_number(socket: Path) -> int:
+    """Return the highest number in the directory of `socket`, its own included."""
+    return number_of(newest_socket(socket))
 
 
 def is_replaced(socket: Path) -> bool:
     """Return whether a newer agent than that of `socket` has started."""
-    return newest_generation(socket) > generation_of(socket)
+    return newest_number(socket) > number_of(socket)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -37,7 +38,9 @@ from muster.contracts.messages.rank import (
 )
 from muster.contracts.messages.wire import encodable
 from muster.contracts.rank import Phase
-from muster.contracts.settings.environ import HAS_JOINED, RankSettings
+from muster.contracts.series import Window, aggregate, joined
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.settings.names import HAS_JOINED
 from muster.datasets.errors import (
     CacheFull,
     CacheUnusable,
@@ -51,7 +54,6 @@ from muster.objects.errors import StoreRefused
 from muster.program import InvalidProgram, ProgramRaised
 from muster.runtime.agent_client import RETRY_SECONDS, AgentClient
 from muster.runtime.exit_report import ExitReport
-from muster.runtime.recorder import Recorder
 from muster.runtime.redaction import Redaction
 from muster.runtime.stderr_messages import print_stderr
 
@@ -93,6 +95,57 @@ _NOT_OF_PROGRAMS: Final = {"muster", "worker", "torch", "runpy"}
 
 _OF_DATA: Final = (OtherData, DatasetMissing, DatasetEmpty, ShardUnreadable, ShardChanged)
 """Those of them that would not occur on a host with the data of the job."""
+
+
+class Recorder:
+    """Sums up the values that a rank reports, until a heartbeat has taken them along.
+
+    It takes them in the training thread; another thread may sum them up meanwhile.
+    So there is no lock, which a signal handler might find taken: `deque` is thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._taken: deque[tuple[int, Mapping[str, float] | None]] = deque()
+        self._step: int | None = None  # of the last value that is summed up
+        self._window: Window | None = None
+
+    def take(self, step: int, values: Mapping[str, float]) -> None:
+        """Take what was reported after a step; a step before the last one: training went back."""
+        self._taken.append((step, values))
+
+    def go_to(self, step: int) -> None:
+        """Note that the next values are of the steps after this one."""
+        self._taken.append((step, None))
+
+    def window(self) -> Window | None:
+        """Return what was taken since the last `clear`. Not for two threads at once."""
+        since = self._step
+        columns: dict[str, list[float]] = {}
+        while self._taken:
+            step, values = self._taken.popleft()
+            if since is None or self._step is None or values is None or step < self._step:
+                # What could not be sent before training went back is forgotten.
+                since = step if values is None else max(step - 1, 0)
+                columns, self._window = {}, Window(since, since, is_back=True, values={})
+            self._step = step
+            for name, value in (values or {}).items():
+                columns.setdefault(name, []).append(value)
+        if since is not None and self._step is not None:
+            found = {name: aggregate(own) for name, own in columns.items()}
+            self._window = joined(
+                self._window, Window(since, self._step, is_back=False, values=found)
+            )
+        has_news = self._window and (self._window.values or self._window.step > self._window.since)
+        return self._window if has_news else None
+
+    def clear(self) -> None:
+        """Forget the last `window`: it was sent."""
+        self._window = None
+
+    def forget(self) -> None:
+        """Forget everything that was taken: this is a copy of the process."""
+        self._taken.clear()
+        self.clear()
 
 
 class Supervision:

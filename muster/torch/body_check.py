@@ -63,7 +63,7 @@ class Seen(msgspec.Struct, frozen=True):
 
     def different_parts(self, other: "Seen") -> list[str]:
         """Return the names of gradients and buffers that differ."""
-        names = [name for name, it in self.parts.items() if it != other.parts.get(name)]
+        names = [name for name, digest in self.parts.items() if digest != other.parts.get(name)]
         return [name.partition(".")[2] for name in names if name != USED]
 
     def different_kind(self, other: "Seen") -> str:
@@ -176,7 +176,7 @@ class BodyCheck(Checks):
             return
         self._last = _seen(self._batch, found, task.weight)
         self._batch, now = None, self._digests()
-        if changed := [name for name, it in now.items() if it != self._kept.get(name)]:
+        if changed := [name for name, digest in now.items() if digest != self._kept.get(name)]:
             self._refuse(
                 f"The body changes what it may only read{_listed(changed)}, once for each virtual "
                 "shard: do it in a function given to run.after_step",
@@ -259,10 +259,10 @@ class BodyCheck(Checks):
         given = [(leaf, found, self._state) for leaf, found in seen.items()][:1]
         answers = gather_values(backend, given, list[tuple[Leaf, Seen, str]])
         after, before = answers[backend.rank + 1 :], answers[: backend.rank]
-        theirs = next(chain.from_iterable((*after, *before)), None)
-        if theirs is None or self._has_warned:
+        noted = next(chain.from_iterable((*after, *before)), None)
+        if noted is None or self._has_warned:
             return
-        leaf, wanted, state = theirs
+        leaf, wanted, state = noted
         found = yield from compute(leaf)
         # Different states are found at the end of the epoch, which tells whose is wrong.
         if found == wanted or state != _digest_of(self._kept):

@@ -68,7 +68,7 @@ class TorchComputer(Computer):
         self._averaged: Final[set[str]] = set()
         """The buffers that a warning has named."""
         self._trained: Final = {
-            name: it for name, it in state.parameters.items() if it.requires_grad
+            name: param for name, param in state.parameters.items() if param.requires_grad
         }
         self._modes: dict[torch.nn.Module, bool] = {}
         """Whether each module was in training mode when the loop began."""
@@ -101,7 +101,7 @@ class TorchComputer(Computer):
         """The turns in which an optimizer has stepped."""
         self._losses: list[float] = []
         """The means of the turns that are over."""
-        self._sent: Final = {name: SentGradient.of(it) for name, it in self._trained.items()}
+        self._sent: Final = {name: SentGradient.of(param) for name, param in self._trained.items()}
         self._kept_extra = b""
         self._has_begun = False
 
@@ -128,7 +128,7 @@ class TorchComputer(Computer):
     def begin_loop(self, warn: Callable[[str], None]) -> None:
         """Note what the script has prepared."""
         self._warn = warn
-        self._modes = {it: it.training for it in self._state.model.modules()}
+        self._modes = {module: module.training for module in self._state.model.modules()}
 
     # One shard
 
@@ -137,7 +137,7 @@ class TorchComputer(Computer):
         self.checks.begin(task, batch)
         self._task, self.this_step = task, task.leaf.step
         self._served, self._gradients, self._loss = [], {}, 0.0
-        self._kept_buffers = {name: it.clone() for name, it in self._state.buffers.items()}
+        self._kept_buffers = {name: buffer.clone() for name, buffer in self._state.buffers.items()}
         for parameter in self._state.parameters.values():
             parameter.grad = None
         self._state.undo_freezing()
@@ -168,10 +168,12 @@ class TorchComputer(Computer):
         is_short = loss.element_size() < _FLOAT_BYTES
         for parameter in self._trained.values():
             parameter.grad = None
-        inputs = None if of is None else [it for it in parameters_of(of) if it.requires_grad]
+        inputs = (
+            None if of is None else [param for param in parameters_of(of) if param.requires_grad]
+        )
         if inputs != []:
             torch.autograd.backward(loss if is_short else loss * weight, inputs=inputs)
-        if inputs is not None and all(it.grad is None for it in inputs):
+        if inputs is not None and all(param.grad is None for param in inputs):
             raise InvalidProgram(
                 f"a loss {task.leaf} has no gradient for any parameter of the optimizer that "
                 "run.backward(of=…) names: name the optimizer of the model that it trains"
@@ -367,7 +369,7 @@ class TorchComputer(Computer):
 
     def _places(self) -> list[object]:
         """Return how far the schedulers are."""
-        return [getattr(it, "last_epoch", None) for it in self._schedulers]
+        return [getattr(scheduler, "last_epoch", None) for scheduler in self._schedulers]
 
     def _take_turn(self, step: int) -> bool:
         """Let one optimizer step, or all; return whether this ends the step."""
@@ -415,8 +417,10 @@ class TorchComputer(Computer):
         self._state.undo(self._values)
 
     def _schema(self) -> GradientSchema:
-        shapes = {f"gradient.{name}": tuple(it.shape) for name, it in self._trained.items()}
-        shapes |= {f"buffer.{name}": tuple(it.shape) for name, it in self._state.buffers.items()}
+        shapes = {f"gradient.{name}": tuple(param.shape) for name, param in self._trained.items()}
+        shapes |= {
+            f"buffer.{name}": tuple(buffer.shape) for name, buffer in self._state.buffers.items()
+        }
         shapes |= {USED: (len(self._trained),), NAMED: (1,)}
         parts, start = [], 0
         for name in sorted(shapes):

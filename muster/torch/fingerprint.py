@@ -91,10 +91,10 @@ def add_to_digest(digest: xxhash.xxh3_128, value: Any) -> None:  # noqa: ANN401 
         with suppress(RuntimeError, TypeError, ValueError):  # a sparse tensor, an array of objects
             digest.update(np.ascontiguousarray(_bits_of(value)).view(np.uint8).data)
     elif isinstance(value, Mapping):
-        for name, one in value.items():
-            add_to_digest(digest, [name, one])
+        for name, item in value.items():
+            add_to_digest(digest, [name, item])
     elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        for one in value:
-            add_to_digest(digest, one)
+        for item in value:
+            add_to_digest(digest, item)
     elif isinstance(value, str | bytes | int | float | bool | None):
         digest.update(repr(value).encode())

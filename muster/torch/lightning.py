@@ -103,13 +103,15 @@ class MusterCallback(Checkpoint):
 
 def _problem(trainer: Trainer) -> str | None:
     loaders = CombinedLoader(trainer.train_dataloader).flattened
-    if not all(hasattr(it, "state_dict") and hasattr(it, "load_state_dict") for it in loaders):
+    if not all(
+        hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict") for loader in loaders
+    ):
         return (
             "a DataLoader of torch begins each epoch anew; use StatefulDataLoader of torchdata, or "
             "another loader with state_dict and load_state_dict"
         )
-    holders = [*loaders, *(getattr(it, "batch_sampler", None) for it in loaders)]
-    if any(isinstance(getattr(it, "sampler", None), DistributedSampler) for it in holders):
+    holders = [*loaders, *(getattr(loader, "batch_sampler", None) for loader in loaders)]
+    if any(isinstance(getattr(holder, "sampler", None), DistributedSampler) for holder in holders):
         return (
             "DistributedSampler shuffles anew; set use_distributed_sampler=False, and use a loader "
             "with state_dict that gives each rank its part"

@@ -20,7 +20,7 @@ OneOrMore: TypeAlias = T | Sequence[T]
 EXTRA_STATE: Final = "_extra_state"
 """How torch names what `get_extra_state` returns in a `state_dict()`."""
 
-_NAMES: Final = frozenset({*(np.dtype(it).name for it in DTYPES), "bfloat16", "complex64"})
+_NAMES: Final = frozenset({*(np.dtype(name).name for name in DTYPES), "bfloat16", "complex64"})
 """Of the kinds of numbers that a state can hold."""
 
 COUNTER: Final = "num_batches_tracked"
@@ -51,7 +51,7 @@ def names_of(parameters: Mapping[str, torch.Tensor], optimizers: Sequence[Optimi
                 f"two optimizers have the parameter {name!r}: give each parameter to one of them"
             )
         found.append(name)
-    left = [n for n, it in parameters.items() if it.requires_grad and n not in found]
+    left = [n for n, param in parameters.items() if param.requires_grad and n not in found]
     if left:
         raise InvalidProgram(
             f"the optimizer does not have the parameter {left[0]!r}: give it to an optimizer, or "
@@ -62,7 +62,7 @@ def names_of(parameters: Mapping[str, torch.Tensor], optimizers: Sequence[Optimi
 
 def parameters_of(*optimizers: Optimizer) -> list[torch.Tensor]:
     """Return the parameters of optimizers in their order."""
-    return [it for one in optimizers for group in one.param_groups for it in group["params"]]
+    return [param for opt in optimizers for group in opt.param_groups for param in group["params"]]
 
 
 def model_of(given: OneOrMore[Module]) -> Module:
@@ -146,8 +146,8 @@ def listed(given: OneOrMore[Any]) -> list[Any]:
 
 def refuse_own_state(optimizer: Optimizer) -> None:
     """Refuse an optimizer that keeps something beside its options and the state of parameters."""
-    parameters = {id(it) for it in parameters_of(optimizer)}
-    own = [str(it) for it in optimizer.state if id(it) not in parameters]
+    parameters = {id(param) for param in parameters_of(optimizer)}
+    own = [str(key) for key in optimizer.state if id(key) not in parameters]
     own += optimizer.state_dict().keys() - {"state", "param_groups"}
     if own:
         raise InvalidProgram(
@@ -214,7 +214,7 @@ def refuse_other_shape(name: str, present: torch.Tensor, known: torch.Tensor) ->
 
 def refuse_evaluation(model: Module, modes: Mapping[Module, bool]) -> None:
     """Refuse a part of a model that a hook has left in evaluation mode; bodies begin as before."""
-    changed = {it for it, is_training in modes.items() if is_training and not it.training}
+    changed = {part for part, is_training in modes.items() if is_training and not part.training}
     if not changed:
         return
     for whole in model.children() if isinstance(model, torch.nn.ModuleList) else [model]:

@@ -18,12 +18,13 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
+from muster.contracts.job.field_types import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.contracts.job.problems import batch_size_problem
-from muster.contracts.job.spec import VIRTUAL_SHARDS_OF_SCRIPTS
 from muster.contracts.job.status import Reason
 from muster.contracts.messages.rank import LoopEnded, PermanentFailure
 from muster.contracts.series import LOSS
-from muster.contracts.settings.environ import JOB_VARIABLES, PROCESS_TAG, RankSettings
+from muster.contracts.settings.environ import JOB_VARIABLES, RankSettings
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.containment import contain_self
 from muster.program import InvalidProgram, refuse_while_loaded
 from muster.run import own_job_id
@@ -171,8 +172,8 @@ class Run:
                 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
                 torch.use_deterministic_algorithms(True)  # noqa: FBT003  theirs
             schedulers = [] if scheduler is None else listed(scheduler)
-            for number, one in enumerate(schedulers):
-                self._state.register(f"scheduler{number or ''}", one)
+            for number, obj in enumerate(schedulers):
+                self._state.register(f"scheduler{number or ''}", obj)
             self._computer: Final = TorchComputer(
                 self._state, self._schedule, schedulers, self._busy
             )

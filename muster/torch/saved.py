@@ -68,7 +68,7 @@ class SavedCheckpoints:
             _flush(Path(path))
             files = _digests(Path(path))
         entry = {"path": path, "step": self._run.steps_done, "files": files, **more}
-        entries = [entry, *(it for it in self._entries if it["path"] != path)]
+        entries = [entry, *(known for known in self._entries if known["path"] != path)]
         kept = max(self._run.settings.keep_last, KEPT_MIN)
         self._entries, old = entries[:kept], entries[kept:]
         self._run.checkpoint({RECORD: self._entries})

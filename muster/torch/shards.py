@@ -162,7 +162,7 @@ class ShardLoader:
         numbers = positions(
             schedule.totals.lines, seed=schedule.seed, epoch=epoch, start=start, stop=stop
         )
-        return [numbers[one - start : other - start] for one, other in dealt]
+        return [numbers[first - start : end - start] for first, end in dealt]
 
     def sample_ranges(self, step: int) -> list[tuple[int, int]]:
         """Return which places of its epoch each shard of a step gets, as ranges."""
@@ -205,15 +205,15 @@ class Sampler:
     def _draw(self, epoch: int) -> Numbers:
         given, keys = self._given, [self._seed, epoch, _ORDER]
         seeds = np.random.SeedSequence(keys).generate_state(2)
-        for one in (torch.manual_seed, random.seed, np.random.seed):
-            one(int(seeds[0]))
+        for set_seed in (torch.manual_seed, random.seed, np.random.seed):
+            set_seed(int(seeds[0]))
         if isinstance(generator := getattr(given, "generator", None), torch.Generator):
             generator.manual_seed(int(seeds[1]))
         if hasattr(given, "set_epoch"):
             given.set_epoch(epoch)
         drawn = [*(given if isinstance(given, Iterable) else given(epoch))]
         try:
-            return np.array([int(it) for it in drawn], np.int64)
+            return np.array([int(number) for number in drawn], np.int64)
         except TypeError as error:
             raise InvalidProgram(
                 f"the sampler gives {drawn[0]!r}: join(sampler=…) takes one that gives the number "
@@ -285,7 +285,9 @@ class LeafSampler:
     def __iter__(self) -> Iterator[Leaf]:
         for step in range(self.first_step, self._steps):
             dealt = self._loader.sample_ranges(step)
-            yield from (Leaf(step, it) for it in self.shards if dealt[it][0] < dealt[it][1])
+            yield from (
+                Leaf(step, shard) for shard in self.shards if dealt[shard][0] < dealt[shard][1]
+            )
 
 
 class Prefetcher:
@@ -345,7 +347,7 @@ def aligned(batch: Any) -> Any:  # noqa: ANN401  what `collate` returns
         batch.update(found)
     elif isinstance(batch, list | tuple):
         items = [aligned(value) for value in batch]
-        if any(one is not other for one, other in zip(items, batch, strict=True)):
+        if any(item is not given for item, given in zip(items, batch, strict=True)):
             kind = type(batch)
             return kind(*items) if hasattr(batch, "_fields") else kind(items)
     return batch

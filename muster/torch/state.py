@@ -103,13 +103,13 @@ class TrainingState:
         }
         """The module of each tensor, and its name there."""
         refuse_tensors({**self.parameters, **self.buffers})
-        for it in self.optimizers:
-            it.register_step_pre_hook(self._refuse_step)
+        for opt in self.optimizers:
+            opt.register_step_pre_hook(self._refuse_step)
         self._is_stepping = False
         self._names: Final = names_of(self.parameters, self.optimizers)
         """Of the parameters of the optimizers, in their order."""
         names = iter(self._names)
-        self._slots: Final = dict(it for one in self.optimizers for it in slots_of(names, one))
+        self._slots: Final = dict(slot for opt in self.optimizers for slot in slots_of(names, opt))
         self._views: dict[str, torch.Tensor] = {}
         """Where the tensors are: in the memory of the replica, or on a GPU."""
         self._kept: dict[str, torch.Tensor] = {}
@@ -141,7 +141,7 @@ class TrainingState:
         return self._initial_values
 
     def _requirements(self) -> dict[str, bool]:
-        return {name: it.requires_grad for name, it in self.parameters.items()}
+        return {name: tensor.requires_grad for name, tensor in self.parameters.items()}
 
     def undo_freezing(self) -> None:
         """Undo what the body, which not every rank runs, has frozen or unfrozen."""
@@ -152,7 +152,7 @@ class TrainingState:
     @property
     def device(self) -> torch.device:
         """The GPU of the model if it is on one, else the CPU."""
-        devices = (it.device for it in self.parameters.values() if self.is_staged(it))
+        devices = (tensor.device for tensor in self.parameters.values() if self.is_staged(tensor))
         return next(devices, torch.device("cpu"))
 
     def is_staged(self, tensor: torch.Tensor) -> bool:
@@ -187,11 +187,11 @@ class TrainingState:
         Optimizers keep their tensors. Raises `InvalidProgram` if an object is another one then.
         """
         self._fetch()
-        arrays = {name: it for name, it in self.replica.other.items() if not _is_slot(name)}
-        kept, digests = {name: it.copy() for name, it in arrays.items()}, self.digests()
-        values, states = {**self.values}, [{**it.state} for it in self.optimizers]
-        objects = {name: it.state_dict() for name, it in self.registered.items()}
-        extra = {name: it.get_extra_state() for name, it in self._extra.items()}
+        arrays = {name: array for name, array in self.replica.other.items() if not _is_slot(name)}
+        kept, before = {name: array.copy() for name, array in arrays.items()}, self.digests()
+        values, states = {**self.values}, [{**opt.state} for opt in self.optimizers]
+        objects = {name: obj.state_dict() for name, obj in self.registered.items()}
+        extra = {name: module.get_extra_state() for name, module in self._extra.items()}
         try:
             self._put_back(self.initial, self._initial_values, arrays)
             yield
@@ -199,10 +199,10 @@ class TrainingState:
             self._put_back(kept, present, arrays)
             # A hook may hold on to what was there: that very object comes back, not only its bits.
             self.values.update(values)
-            for one, state in zip(self.optimizers, states, strict=True):
-                one.state.update(state)
+            for opt, state in zip(self.optimizers, states, strict=True):
+                opt.state.update(state)
             self._load(objects, extra)
-        refuse_lost({name for name, it in self.digests().items() if it != digests.get(name)})
+        refuse_lost({name for name, digest in self.digests().items() if digest != before.get(name)})
 
     def _put_back(self, source: Arrays, values: bytes, arrays: Arrays) -> None:
         for name, array in arrays.items():
@@ -235,16 +235,16 @@ class TrainingState:
 
         Tied parameters have several names there, and some buffers none.
         """
-        names = {id(it): name for name, it in {**self.parameters, **self.buffers}.items()}
+        names = {id(tensor): name for name, tensor in {**self.parameters, **self.buffers}.items()}
         saved = self.model.state_dict(keep_vars=True).items()
         left = iter(self._names)
         groups = self._param_groups
-        counts = [len(one.param_groups) for one in self.optimizers]
-        complex64 = [name for name, it in example.items() if it.dtype is torch.complex64]
+        counts = [len(opt.param_groups) for opt in self.optimizers]
+        complex64 = [name for name, value in example.items() if value.dtype is torch.complex64]
         return {
             "model": {key: names[id(value)] for key, value in saved if id(value) in names},
             "optimizer": [[next(left) for _ in group["params"]] for group in groups],
-            "bfloat16": [name for name, it in example.items() if it.dtype is torch.bfloat16],
+            "bfloat16": [name for name, value in example.items() if value.dtype is torch.bfloat16],
             **({"complex64": complex64} if complex64 else {}),
             **({"groups": counts} if len(counts) > 1 else {}),  # of each optimizer
         }
@@ -276,8 +276,8 @@ class TrainingState:
         """Let the optimizer of a turn step, or all, and move what they make into our memory."""
         self._is_stepping = True
         try:
-            for one in self.optimizers if turn is None else [self.optimizers[turn]]:
-                one.step()
+            for opt in self.optimizers if turn is None else [self.optimizers[turn]]:
+                opt.step()
         finally:
             self._is_stepping = False
         self._adopt_optimizer()
@@ -307,18 +307,18 @@ class TrainingState:
 
     @property
     def _param_groups(self) -> list[dict[str, Any]]:
-        return [group for one in self.optimizers for group in one.param_groups]
+        return [group for opt in self.optimizers for group in opt.param_groups]
 
     def _optimized(self) -> Iterator[tuple[str, torch.Tensor, dict[torch.Tensor, Any]]]:
         """Yield each parameter that an optimizer has, and the states that this one keeps."""
-        found = [(it, one.state) for one in self.optimizers for it in parameters_of(one)]
+        found = [(param, opt.state) for opt in self.optimizers for param in parameters_of(opt)]
         refuse_other_count(len(found), len(self._names))
         for name, (parameter, states) in zip(self._names, found, strict=True):
             yield name, parameter, states
 
     def options(self) -> list[tuple[str, Any]]:
         """Return what a scheduler changes: options such as learning rates, and how far it is."""
-        steps = [(key, getattr(it, "last_epoch", None)) for key, it in self.registered.items()]
+        steps = [(key, getattr(obj, "last_epoch", None)) for key, obj in self.registered.items()]
         return [*steps, *(item for group in self._groups() for item in group.items())]
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -342,7 +342,7 @@ class TrainingState:
             self.replica.other[name][...] = array
         self.replica.is_behind = bool(self._staged)
         self._is_trained = self._requirements()
-        changed = {name: it for name, it in self._is_trained.items() if it != self._built[name]}
+        changed = {name: new for name, new in self._is_trained.items() if new != self._built[name]}
         try:
             value = {
                 "groups": to_json(self._groups(), "optimizer.param_groups"),
@@ -362,23 +362,23 @@ class TrainingState:
 
     def _flat_objects(self) -> tuple[Arrays, dict[str, Any]]:
         """Return the arrays of objects, and the rest of their state as JSON."""
-        states = {REGISTERED: {name: it.state_dict() for name, it in self.registered.items()}}
+        states = {REGISTERED: {name: obj.state_dict() for name, obj in self.registered.items()}}
         if self._extra:
-            states[MODEL] = {name: it.get_extra_state() for name, it in self._extra.items()}
+            states[MODEL] = {name: module.get_extra_state() for name, module in self._extra.items()}
         try:
             flat = flatten(states)
             arrays = {name: flat.pop(name) for name in flat.get(ARRAYS, {})}
-            return arrays, {name: to_json(it, name) for name, it in flat.items()}
+            return arrays, {name: to_json(value, name) for name, value in flat.items()}
         except UnsupportedState as error:
             raise InvalidProgram(f"the state cannot be saved or sent: {error}") from error
 
     def digests(self) -> dict[str, str]:
         """Return a digest of each thing that the body of the loop must leave as it is, by name."""
         arrays, objects = self._flat_objects()
-        arrays |= {name: array_of(it) for name, it in self.parameters.items()}
-        plain = {f"{REGISTERED}.{name}": it for name, it in objects[REGISTERED].items()}
+        arrays |= {name: array_of(tensor) for name, tensor in self.parameters.items()}
+        plain = {f"{REGISTERED}.{name}": part for name, part in objects[REGISTERED].items()}
         plain["run.values"] = to_json(self.values, "run.values")
-        found = {name: xxh3_64_hexdigest(msgspec.json.encode(it)) for name, it in plain.items()}
+        found = {name: xxh3_64_hexdigest(msgspec.json.encode(part)) for name, part in plain.items()}
         return found | {name: xxh3_64_hexdigest(array.data) for name, array in arrays.items()}
 
     def extra_state(self) -> bytes:
@@ -393,7 +393,7 @@ class TrainingState:
         value = msgspec.json.decode(content)
         groups, kept = from_json(value["groups"]), from_json(value["kept"])
         for group, given in zip(self._param_groups, groups, strict=True):
-            group.update({key: put_option(group.get(key), it) for key, it in given.items()})
+            group.update({key: put_option(group.get(key), option) for key, option in given.items()})
         self._is_trained = {**self._built, **value.get("requires_grad", {})}
         self.undo_freezing()
         for name, parameter, kept_here in self._optimized():
@@ -401,10 +401,10 @@ class TrainingState:
             kept_here.pop(parameter, None)
             if found is not None:
                 kept_here[parameter] = {
-                    key: self._views.get(_slot_name(name, key)) if one is None else one
-                    for key, one in found.items()
+                    key: self._views.get(_slot_name(name, key)) if slot is None else slot
+                    for key, slot in found.items()
                 }
-        flat = {name: from_json(it) for name, it in value["objects"].items()}
+        flat = {name: from_json(part) for name, part in value["objects"].items()}
         for name in flat.get(ARRAYS, {}):
             flat[name] = self.replica.other[name].copy()
         saved = unflatten(flat)

@@ -39,8 +39,8 @@ def slots_of(
     optimizer has not made itself are zeros.
     """
     originals = parameters_of(optimizer)
-    clones = [it.detach().clone().requires_grad_(it.requires_grad) for it in originals]
-    memo = {id(one): other for one, other in zip(originals, clones, strict=True)}
+    clones = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in originals]
+    memo = {id(original): clone for original, clone in zip(originals, clones, strict=True)}
     trial = copy.deepcopy(optimizer, memo)
     for clone in clones:
         clone.grad = torch.zeros_like(clone)

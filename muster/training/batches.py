@@ -64,7 +64,9 @@ class BatchLoader:
         samples = decode_lines(lines + self._padding(lines, size, wanted), self._decode)
         weights = np.zeros(wanted, np.float32)
         weights[:read] = 1
+        # Batches hold views of it: a program that writes to them gets an error, not other bits.
         weights.flags.writeable = False
+        # uint64 wraps, so the sum of a leaf is that of its hashes modulo 2^64 in any order.
         hashes = np.zeros(wanted, np.uint64)
         hashes[:read] = [line_hash(line.content) for line in lines]
         parts = [slice(start, start + size) for start in range(0, wanted, size)]

@@ -143,6 +143,7 @@ class BlockAdder:
                 sums: Arrays = gradients  # of a right leaf are only read
                 if node.number % 2 == 0 or node == block:
                     sums = self._writable(gradients, views, is_last=node == block)
+                # A right half is complete, and its left half is the part before it.
                 while self.parts and node.number % 2:
                     left, others = self.parts.pop()
                     node = Block(left.level + 1, left.number // 2)
@@ -287,6 +288,7 @@ class Computer(ABC):
                     block, partial(self._leaf, opened, check), out[: self._end]
                 )
             except BaseException:
+                # `take_finished` needs the numbers and sample counts of what is finished.
                 self._interrupted = opened
                 raise
             yield from self._close(opened, block, out)
@@ -421,13 +423,15 @@ def is_unshared(arrays: list[Vector]) -> bool:
     )
 
 
+# The list, the loop's variable and the argument of the call; measured, because versions of
+# Python count them differently.
 _UNSHARED_REFERENCES: Final = max(sys.getrefcount(array) for array in [np.empty(1, np.float32)])
 """Of an array that only a list holds, as `is_unshared` counts them."""
 
 
 def _add(left: Arrays, right: Arrays, target: Arrays) -> None:
-    for one, other, place in zip(left, right, target, strict=True):
-        np.add(one, other, out=place)
+    for first, second, place in zip(left, right, target, strict=True):
+        np.add(first, second, out=place)
 
 
 def _copy(arrays: Arrays, views: Arrays) -> None:

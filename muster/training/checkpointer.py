@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from muster.checkpoints.errors import CheckpointError, CheckpointMismatch, OtherArithmetic
 from muster.checkpoints.listing import refuse_other_schedule
 from muster.checkpoints.manifest import ARITHMETIC, BEST, SCHEDULE, VALUES, VIRTUAL_SHARDS, Manifest
-from muster.contracts.job.spec import ResumeFrom
+from muster.contracts.job.field_types import ResumeFrom
 from muster.contracts.messages.rank import EpochDone
 from muster.contracts.messages.storage import OpenCheckpoints
 from muster.contracts.settings.environ import RankSettings
@@ -80,8 +80,8 @@ class Checkpointer:
         position = replica.committed.position
         values = {EPOCHS: rows_of(replica.committed.epochs), SCHEDULE: _facts(schedule)}
         values[VIRTUAL_SHARDS] = schedule.virtual_shards
-        if (ours := self.arithmetic) is not None:
-            values[ARITHMETIC] = ours.value
+        if (arithmetic := self.arithmetic) is not None:
+            values[ARITHMETIC] = arithmetic.value
         if best is not None:
             values[BEST] = best
         if replica.committed.values:
@@ -123,7 +123,7 @@ class Checkpointer:
             found = msgspec.json.decode(checkpoints.witness(), type=Witness)
         if found is None or (found.job_uid, found.state) != (self._settings.job_uid, state):
             why = "this job has left no witness.json of that state"
-        elif edited := [it for it, own in self.code.items() if found.code.get(it, own) != own]:
+        elif edited := [key for key, own in self.code.items() if found.code.get(key, own) != own]:
             why = f"{edited[0]} has changed"
         else:
             self._restored = found

@@ -62,11 +62,13 @@ def forward(state: Arrays, inputs: Array, labels: NDArray[np.intp]) -> Forward:
     rows = np.arange(len(labels))
     hidden = np.tanh(inputs @ state["hidden_weights"] + state["hidden_bias"])
     logits = hidden @ state["output_weights"] + state["output_bias"]
+    # A constant changes no softmax, and `exp` of at most 0 cannot overflow.
     logits -= logits.max(axis=1, keepdims=True)
     exponentials = np.exp(logits)
     totals = exponentials.sum(axis=1)
     losses = np.log(totals) - logits[rows, labels]
     slope = exponentials / totals[:, None]
+    # The slope of softmax cross-entropy: the probabilities, minus one at the label.
     slope[rows, labels] -= np.float32(1)
     return Forward(hidden, logits, losses, slope)
 

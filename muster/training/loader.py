@@ -48,8 +48,8 @@ def load_program(reference: str, working_dir: Path, *, dataset_dir: Location) ->
             module = _import_file(working_dir / module_name, reference)
         else:
             _put_first(working_dir)
-            what = f"the module of the program {reference!r} cannot be imported"
-            with report_program_errors(what, working_dir):
+            problem = f"the module of the program {reference!r} cannot be imported"
+            with report_program_errors(problem, working_dir):
                 module = importlib.import_module(module_name)
         found = _attribute(module, name, reference)
         with report_program_errors(f"the program {reference!r} cannot be created", working_dir):
@@ -149,7 +149,7 @@ def _check_functions(program: object, reference: str) -> None:
 
 
 @contextmanager
-def report_program_errors(what: str, directory: Path) -> Iterator[None]:
+def report_program_errors(problem: str, directory: Path) -> Iterator[None]:
     """Turn errors of the user's code below `directory` into `InvalidProgram` that names the line.
 
     A `MusterError` passes through. The original error is the `__cause__`, with its traceback.
@@ -164,7 +164,7 @@ def report_program_errors(what: str, directory: Path) -> Iterator[None]:
         missing = isinstance(error, ImportError) and import_advice(str(error), sys.executable)
         advice = missing or "Correct it, and submit the job again"
         raise InvalidProgram(
-            f"{what}: {_place(error, directory)}{type(error).__name__}: {error}. {advice}"
+            f"{problem}: {_place(error, directory)}{type(error).__name__}: {error}. {advice}"
         ) from error
 
 

@@ -21,11 +21,7 @@ import msgspec
 import numpy as np
 
 from muster.contracts.messages.assignment import FORKED_PID, ForkRequest
-from muster.contracts.settings.environ import (
-    AGENT_FD,
-    PREFORK_FD,
-    PROCESS_TAG,
-)
+from muster.contracts.settings.names import AGENT_FD, PREFORK_FD, PROCESS_TAG
 from muster.host.containment import overwrite_tag
 from muster.runtime.exit_report import exit_process, print_error
 from muster.training.rank import run

@@ -12,7 +12,8 @@ from typing import NoReturn
 import numpy as np
 
 from muster.contracts.job.spec import JobSpec
-from muster.contracts.settings.environ import PROCESS_TAG, RankSettings
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.datasets.errors import DatasetEmpty
 from muster.datasets.random_access import RandomAccess
 from muster.host.containment import contain_self, set_tag_limit
@@ -46,11 +47,11 @@ def train(settings: RankSettings) -> NoReturn:
     """Train as the settings say, and end the process."""
     stamp("rank began")
     agent = AgentClient(AgentSocket.of(settings))
-    account = ExitReport(settings, agent)
+    report = ExitReport(settings, agent)
     code = 1
     try:
         if settings.mode == "synchronous":
-            code = train_synchronous(account, Path.cwd(), agent)
+            code = train_synchronous(report, Path.cwd(), agent)
         else:
             code = independent.main(settings, agent)
     except KeyboardInterrupt as error:
@@ -59,12 +60,12 @@ def train(settings: RankSettings) -> NoReturn:
     except BaseException as error:  # noqa: BLE001  reported, then the process ends
         code = print_error(error)
     finally:
-        exit_process(code, account)
+        exit_process(code, report)
 
 
-def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient) -> int:
+def train_synchronous(report: ExitReport, working_dir: Path, agent: AgentClient) -> int:
     """Train with the members of each group, to the end or until asked to stop."""
-    settings, busy = account.settings, BusyFlag()
+    settings, busy = report.settings, BusyFlag()
     was_spare = settings.is_spare
     reporter = Reporter(settings, agent, busy)
     if not was_spare:
@@ -96,7 +97,7 @@ def train_synchronous(account: ExitReport, working_dir: Path, agent: AgentClient
         _take_trial_step(computer, initial, replica)
         wait_for_order(agent)
         settings = RankSettings.read(os.environ, world_size=JobSpec().world_size)
-        account.settings = settings
+        report.settings = settings
         reporter = Reporter(settings, agent, busy)
         reporter.supervision.start()
     reporter.set_schedule(initial, schedule)

@@ -134,8 +134,10 @@ class Reporter:
         unreachable = error.rank if isinstance(error, PeerUnreachable) else None
         words = str(error)
         if unreachable is None:  # it numbers the members of the group, an event the job's ranks
-            ranks = {f"rank {at}": f"rank {it.rank}" for at, it in enumerate(worker_group.members)}
-            words = re.sub(r"\brank \d+", lambda it: ranks.get(it[0], it[0]), words)
+            ranks = {
+                f"rank {at}": f"rank {peer.rank}" for at, peer in enumerate(worker_group.members)
+            }
+            words = re.sub(r"\brank \d+", lambda match: ranks.get(match[0], match[0]), words)
         self.supervision.send(
             PeerLost(round=worker_group.round, message=words, unreachable=unreachable)
         )

@@ -26,6 +26,7 @@ def encode_sample_count(
     """Return (leaves, 9) elements for (leaves,) line counts and sums of line hashes."""
     encoded = np.empty((len(counts), COUNT_ELEMENTS), np.float32)
     encoded[:, 0] = counts
+    # Little-endian on every host: element i counts 256^i, as in `decode_sample_count`.
     encoded[:, 1:] = hash_sums.astype("<u8").view(np.uint8).reshape(-1, _HASH_BYTES)
     return encoded
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from muster.contracts.job.spec import CheckpointEvery
+from muster.contracts.job.field_types import CheckpointEvery
 from muster.contracts.messages.rank import EpochDone
 from muster.contracts.shards import HASH_MODULUS, Position
 from muster.datasets.index import Totals
@@ -65,6 +65,7 @@ class Schedule:
         `line_idx` counts the samples of the epoch, in the epoch's own order.
         """
         epoch, step_in_epoch = self.epoch_and_step(committed.position.step)
+        # The counts of an epoch begin anew with its first step.
         before = committed.position if step_in_epoch else Position()
         count = before.consumed + consumed.lines
         position = Position(

@@ -238,6 +238,7 @@ class StateSchema:
 
 def read_only(arrays: State) -> dict[str, NDArray[Any]]:
     """Return read-only views of `arrays`."""
+    # Views of the same memory, which they keep alive; `arrays` stay writable.
     views = {name: array.view() for name, array in arrays.items()}
     for view in views.values():
         view.flags.writeable = False
@@ -274,18 +275,19 @@ def _check_gradient(name: str, found: object, shape: tuple[int, ...], leaf: Leaf
         )
 
 
-def _check_same(expected: Iterable[str], found: object, what: str) -> None:
+def _check_same(expected: Iterable[str], found: object, subject: str) -> None:
     if not isinstance(found, Mapping):
-        raise InvalidProgram(f"{what}: expected a mapping with names, got {_described(found)}")
+        raise InvalidProgram(f"{subject}: expected a mapping with names, got {_described(found)}")
     if found.keys() != set(expected):
         raise InvalidProgram(
-            f"{what}: expected {_listed(expected)}, the same every time, got {_listed(found)}"
+            f"{subject}: expected {_listed(expected)}, the same every time, got {_listed(found)}"
         )
 
 
-def _sorted(found: object, what: str) -> list[str]:
+def _sorted(found: object, subject: str) -> list[str]:
     if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
-        raise InvalidProgram(f"{what}: expected a mapping with names, got {_described(found)}")
+        raise InvalidProgram(f"{subject}: expected a mapping with names, got {_described(found)}")
+    # Dictionaries of two ranks may differ in order, and the vector must not.
     return sorted(found)
 
 

@@ -9,7 +9,8 @@ import msgspec
 
 from muster.contracts.messages.rank import SPARE_READY, Ready
 from muster.contracts.messages.wire import encode
-from muster.contracts.settings.environ import PROCESS_TAG, SPARE, RankSettings
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.settings.names import PROCESS_TAG, SPARE
 from muster.host.containment import retag
 from muster.host.trace import stamp
 from muster.runtime.agent_client import AgentClient
@@ -100,5 +101,6 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
+        # Setting either of them also ends the adjustment of both by glibc.
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)

@@ -165,7 +165,7 @@ class Trainer:
         if self._group is None:
             raise RuntimeError("there was no group")
         named = self._group.exporter
-        return min(it.rank for it in self._group.members) if named is None else named
+        return min(member.rank for member in self._group.members) if named is None else named
 
     def train(self) -> Tasks[Outcome]:
         """Train until this rank has nothing left to do, and yield the leaves to compute.
@@ -217,7 +217,7 @@ class Trainer:
             self._callbacks.on_peer_lost(worker_group, error)
             return None
         finally:
-            update.close()
+            update.close()  # a mapping needs no descriptor
 
     def _sync(self, worker_group: WorkerGroup, group: Group) -> Tasks[BlockAssignment]:
         """Reach the state that all members hold; return the blocks each member contributes."""
@@ -280,6 +280,7 @@ class Trainer:
             self._updates.check()
             self._callbacks.wait_between_steps(self._updates.check)
         self._save_with_retries(worker_group)
+        # Only the saver knows when the checkpoint is durable, and only then is training done.
         group.backend.barrier(timeout_seconds=PEER_TIMEOUT_SECONDS)
 
     def _end_steps(self) -> Tasks[None]:
@@ -304,14 +305,15 @@ class Trainer:
 
     def _take_turn(self, group: Group, assignment: BlockAssignment) -> Tasks[float]:
         """Take a step, or one turn of it; return how many seconds checks took."""
-        step, mine = self._replica.position.step, assignment[group.backend.rank]
-        yield from self._compute(group.reducer, mine)
+        step, blocks = self._replica.position.step, assignment[group.backend.rank]
+        yield from self._compute(group.reducer, blocks)
         computed_at = time.monotonic()
         yield from self._computer.checks.check(
             group.backend, self._replica.state, step, self._updates.check
         )
         check_seconds = time.monotonic() - computed_at
-        if self.stop_requested and mine:
+        # In a slot that is summed. A rank without blocks asks again in the next step.
+        if self.stop_requested and blocks:
             group.reducer.slots[0][STOP_REQUESTS] = 1
         total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
         yield from self._replay.check(

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from cli.data.checkpoints import digests
+from muster.checkpoints.comparison import digests
 from muster.checkpoints.errors import CheckpointError
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.location import Location

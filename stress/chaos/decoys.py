@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from muster.contracts.settings.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
+from muster.contracts.settings.names import PROCESS_TAG, PROCESS_TAG_WIDTH
 from tests.support.installation import without_ours
 
 SLEEP = "import time; time.sleep(7775)"

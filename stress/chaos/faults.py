@@ -39,7 +39,7 @@ class Victim(StrEnum):
     RANK = "rank"
     SPARE = "spare"
     """A process that has loaded the program and waits to become a rank."""
-    TEMPLATE = "template"
+    PREFORK = "prefork"
     AGENT = "agent"
     COORDINATOR = "coordinator"
     FORK_SERVER = "fork_server"
@@ -58,7 +58,7 @@ class Victim(StrEnum):
 VICTIMS = {
     Victim.RANK: 45,
     Victim.SPARE: 12,
-    Victim.TEMPLATE: 8,
+    Victim.PREFORK: 8,
     Victim.AGENT: 15,
     Victim.COORDINATOR: 18,
     Victim.FORK_SERVER: 6,

@@ -24,7 +24,7 @@ ENDS_OF_A_RANK = frozenset({"rank_exited", "rank_killed"})
 AGENT_LOST, AGENT_ADOPTED = "agent_lost", "agent_adopted"
 END_OF_A_JOB = frozenset(f"job_{status.lower()}" for status in TERMINAL)
 ADOPTABLE = frozenset({Victim.AGENT, Victim.COORDINATOR})
-UNREPORTED = frozenset({Victim.SPARE, Victim.TEMPLATE, Victim.FORK_SERVER, Victim.STORAGE})
+UNREPORTED = frozenset({Victim.SPARE, Victim.PREFORK, Victim.FORK_SERVER, Victim.STORAGE})
 """Processes whose ends cause no event."""
 NOT_LONG_SECONDS = 60.0
 """A later event has another cause."""

@@ -46,7 +46,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
     "built-in": {"mode": "independent", "world_size": 2},
     "by tcp": {**TOGETHER, "world_size": 2, "backend": "tcp", "env": {"ANY": "value"}},
 }
-"""Two are forked from a template. A command and a job with variables of its own are exec'ed."""
+"""Two are forked by a prefork server. A command and a job with own variables are exec'ed."""
 
 ERRAND: Mapping[str, Any] = {
     "mode": "independent",

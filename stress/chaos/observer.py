@@ -118,7 +118,7 @@ class Observer:
 
 def _rank_seen(worker: Mapping[str, Any]) -> RankSeen:
     return RankSeen(
-        worker["state"],
+        worker["process"],
         worker["pid"],
         worker["last_heartbeat_age_seconds"] is not None,
     )

@@ -90,8 +90,8 @@ class RunningServices:
         self.meet_new_jobs()
         awaited(lambda: not self.workload.lively(), LAST_SECONDS)
         awaited(self._short_jobs_are_over, LAST_SECONDS)
-        awaited(lambda: not self.installation.marks(), PARTING_SECONDS)
-        left = [f"pid {record.pid} of {mark}" for record, mark in self.installation.marks()]
+        awaited(lambda: not self.installation.tagged(), PARTING_SECONDS)
+        left = [f"pid {record.pid} of {tag}" for record, tag in self.installation.tagged()]
         until = time.monotonic() + STREAM_SECONDS
         for follower in self.followers.values():
             follower.wait(max(0.0, until - time.monotonic()))

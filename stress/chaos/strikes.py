@@ -13,7 +13,7 @@ from signal import SIGCONT, SIGSTOP
 from typing import TypeVar
 
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import SPARE_RANK
+from muster.contracts.settings.names import SPARE_RANK
 from muster.contracts.settings.paths import checkpoints_of_job, checkpoints_of_rank
 from muster.host.processes import descendants, identify, is_running, send_signal
 from stress.chaos.faults import Blow, Fault, Kind, Victim
@@ -179,14 +179,14 @@ class Striker:
             return [Target(record=record)] if record is not None and is_running(record) else []
         lively = {it.uid: it for it in self._workload.lively()}
         heads: dict[str, ProcessRecord] = {}
-        for record, mark in self._installation.marks():
+        for record, tag in self._installation.tagged():
             # Children have the same tag; the oldest process is the rank itself.
-            older = heads.get(mark, record)
-            heads[mark] = min(older, record, key=lambda it: (it.start_ticks, it.pid))
+            older = heads.get(tag, record)
+            heads[tag] = min(older, record, key=lambda it: (it.start_ticks, it.pid))
         return [
             Target(record=record, job_id=lively[uid].job_id, rank=rank)
-            for mark, record in sorted(heads.items())
-            for uid, kind, rank in [_parsed(mark)]
+            for tag, record in sorted(heads.items())
+            for uid, kind, rank in [_parsed(tag)]
             if uid in lively and kind is victim
         ]
 
@@ -282,14 +282,14 @@ def awaited(look: Callable[[], Found], seconds: float) -> Found:
     return found
 
 
-def _parsed(mark: str) -> tuple[str, Victim | None, int | None]:
+def _parsed(tag: str) -> tuple[str, Victim | None, int | None]:
     """Return the job's uid, what the process is, and its rank."""
-    uid, _, rest = mark.partition("/")
+    uid, _, rest = tag.partition("/")
     what = rest.split("/")[0]
     if what.isdigit():
         is_spare = int(what) == SPARE_RANK
         return (uid, Victim.SPARE, None) if is_spare else (uid, Victim.RANK, int(what))
-    return uid, Victim(what) if what in {"agent", "template", "storage"} else None, None
+    return uid, Victim(what) if what in {"agent", "prefork", "storage"} else None, None
 
 
 def _is_locked(data_dir: Path) -> bool:

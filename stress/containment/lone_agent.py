@@ -18,7 +18,7 @@ from muster.contracts.messages.agent import (
 )
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.messages.wire import decode_agent_message, encode
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.links.frames import FrameReader, frame
 from tests.support.agent_stage import order_of
 from tests.support.installation import without_ours
@@ -33,7 +33,7 @@ class LoneAgent:
         self.uid = uuid.uuid4().hex
         self.root = root / self.uid
         self.root.mkdir()
-        self._heard: list[AgentMessage] = []
+        self._received: list[AgentMessage] = []
         self._frames = FrameReader()
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.settimeout(TIMEOUT_SECONDS)
@@ -49,7 +49,7 @@ class LoneAgent:
         assignment = AgentAssignment(
             job_uid=self.uid,
             host="local",
-            generation=1,
+            agent_number=1,
             token="",
             job_root=str(self.root),
             address_file=str(address),
@@ -73,12 +73,12 @@ class LoneAgent:
     def start(self, rank: int, attempt: int, *command: str) -> int:
         """Start an attempt; return its pid."""
         self._say(order_of(self.root, self.uid, command, rank=rank, attempt=attempt))
-        while not isinstance(message := self._hear(), RankSpawned):
+        while not isinstance(message := self._receive(), RankSpawned):
             pass
         return message.pid
 
     def await_exit(self) -> None:
-        while not isinstance(self._hear(), RankExited):
+        while not isinstance(self._receive(), RankExited):
             pass
 
     @property
@@ -93,9 +93,9 @@ class LoneAgent:
     def _say(self, message: CoordinatorMessage) -> None:
         self._connection.sendall(frame(encode(message)))
 
-    def _hear(self) -> AgentMessage:
-        while not self._heard:
+    def _receive(self) -> AgentMessage:
+        while not self._received:
             data = self._connection.recv(65536)
             assert data, "the agent hung up"
-            self._heard += map(decode_agent_message, self._frames.feed(data))
-        return self._heard.pop(0)
+            self._received += map(decode_agent_message, self._frames.feed(data))
+        return self._received.pop(0)

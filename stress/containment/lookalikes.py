@@ -5,7 +5,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import PROCESS_TAG, process_tag
+from muster.contracts.settings.environ import process_tag
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.containment import tag_numbers
 from muster.host.processes import identify
 
@@ -19,7 +20,7 @@ def neighbours(uid: str) -> Iterator[list[ProcessRecord]]:
     of_job = tag_numbers(f"{uid}/")
     with _started(
         limits=[of_job.start - 1, of_job.stop, 4096],
-        marks=[process_tag(other, 0, 0), f"{uid}0/0/0", f"0{uid}/0/0", "", uid[:-1]],
+        tags=[process_tag(other, 0, 0), f"{uid}0/0/0", f"0{uid}/0/0", "", uid[:-1]],
     ) as records:
         yield records
 
@@ -33,16 +34,16 @@ def relatives(uid: str, rank: int, attempt: int) -> Iterator[list[ProcessRecord]
     others = [(rank + 1, attempt), (rank + 10, attempt), (rank, attempt + 1)]
     with _started(
         limits=[tag_numbers(process_tag(uid, *other)).start for other in others],
-        marks=[process_tag(uid, *other) for other in [*others, (rank, attempt)]],
+        tags=[process_tag(uid, *other) for other in [*others, (rank, attempt)]],
     ) as records:
         yield records
 
 
 @contextmanager
-def _started(*, limits: list[int], marks: list[str]) -> Iterator[list[ProcessRecord]]:
+def _started(*, limits: list[int], tags: list[str]) -> Iterator[list[ProcessRecord]]:
     started = [
         *(subprocess.Popen(["/bin/bash", "-c", LIMITED, str(limit)]) for limit in limits),
-        *(subprocess.Popen(["/bin/sleep", "600"], env={PROCESS_TAG: value}) for value in marks),
+        *(subprocess.Popen(["/bin/sleep", "600"], env={PROCESS_TAG: value}) for value in tags),
     ]
     try:
         yield [record for process in started if (record := identify(process.pid)) is not None]

@@ -77,7 +77,7 @@ async def follow(
         await asyncio.sleep(AFTERWARDS_SECONDS)
         writing.cancel()
         service.finish(JOB)
-        await crowd.until("heard of no end", lambda reader: reader.has_ended)
+        await crowd.until("received no end", lambda reader: reader.has_ended)
     return Followed(
         opened_seconds=opened,
         delays=delays,

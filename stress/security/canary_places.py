@@ -96,8 +96,8 @@ class ProcessWatch:
         while not self._is_over.wait(LOOK_SECONDS):
             for pid in (path.name for path in Path("/proc").iterdir() if path.name.isdigit()):
                 self._look("command lines of processes", pid, "cmdline")
-                mark = tag_of(int(pid))
-                if mark is not None and mark.partition("/")[2] in {"agent", "template"}:
+                tag = tag_of(int(pid))
+                if tag is not None and tag.partition("/")[2] in {"agent", "prefork"}:
                     self._look("environments of agents", pid, "environ")
 
     def _look(self, place: str, pid: str, file: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from cli.data.checkpoints import digests
+from muster.checkpoints.comparison import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.settings.paths import checkpoints_of_job
 from stress.chaos.reader import CheckpointWatch
@@ -112,7 +112,7 @@ class MovingInstallation:
         instants = self._freeze(old)
         self._leave_the_database(old)
         generations = {directory: generation_in(directory) for directory in self._places()}
-        places = {pid: self._place_of(mark) for pid, mark in old.ranks().items()}
+        places = {pid: self._place_of(tag) for pid, tag in old.ranks().items()}
         await_value(new.coordinates, self._describe)
         for training in self._all():
             self._await_successors(training, generations)
@@ -247,8 +247,8 @@ class MovingInstallation:
 
     def _pids_of(self, training: Training, host: CoordinatorHost) -> list[int]:
         uid = self.installation.uids[training.job_id]
-        marks = {mark: pid for pid, mark in host.ranks().items() if mark.startswith(f"{uid}/")}
-        return [marks[mark] for mark in sorted(marks)]
+        tags = {tag: pid for pid, tag in host.ranks().items() if tag.startswith(f"{uid}/")}
+        return [tags[tag] for tag in sorted(tags)]
 
     # Resuming
 
@@ -286,12 +286,12 @@ class MovingInstallation:
         log = self.installation.files.job(training.job_id).log(rank, attempt).read_text()
         return next((outcome for words, outcome in SENTENCES.items() if words in log), ENDED)
 
-    def _place_of(self, mark: str) -> tuple[Training, int, int]:
-        uid, rank, attempt = mark.split("/")
+    def _place_of(self, tag: str) -> tuple[Training, int, int]:
+        uid, rank, attempt = tag.split("/")
         for training in self._all():
             if self.installation.uids[training.job_id] == uid:
                 return training, int(rank), int(attempt)
-        raise AssertionError(f"{mark} is of no job that trains")
+        raise AssertionError(f"{tag} is of no job that trains")
 
     def _expect_fenced(self, host: CoordinatorHost) -> None:
         if (code := host.coordinator.wait()) != 75:

@@ -54,7 +54,7 @@ def generation_in(directory: Path) -> int:
 
 
 def is_finished(seen: Seen, rank: int) -> bool:
-    return bool(seen["workers"][rank]["state"] == "finished")
+    return bool(seen["workers"][rank]["process"] == "finished")
 
 
 def older_names(directory: Path) -> set[CheckpointName]:
@@ -85,7 +85,7 @@ def standing(installation: Installation, trainings: Sequence[Training]) -> dict[
             ended = {**worker["endings"]}
             # To finish is no harm; whatever else ends a process is.
             pid = None if ended.pop("finished", 0) or is_over(seen) else worker["pid"]
-            process = f"{training.job_id}, worker {worker['worker_id']}"
+            process = f"{training.job_id}, rank {worker['rank']}, attempt {worker['attempt']}"
             gone = (None, worker["restarts"], str(ended))
             found[process] = {(pid, worker["restarts"], str(ended)), gone}
         for directory in training.directories(installation.checkpoint_dir):

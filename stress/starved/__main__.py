@@ -22,7 +22,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cli.data.checkpoints import digests
+from muster.checkpoints.comparison import digests
 from muster.checkpoints.errors import CheckpointMissing
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.settings.paths import checkpoints_of_job

@@ -33,8 +33,8 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterIn
 
 def kill(installation: ClusterInstallation, number: int, kind: str) -> None:
     """Kill a process of a job on a host: the first whose tag begins so."""
-    marked = installation.marked(installation.machines[number])
-    os.kill(next(pid for pid, tag in marked.items() if tag.startswith(kind)), signal.SIGKILL)
+    tags = installation.process_tags(installation.machines[number])
+    os.kill(next(pid for pid, tag in tags.items() if tag.startswith(kind)), signal.SIGKILL)
 
 
 def saves_after(seen: Seen | None) -> Callable[[Seen], bool]:
@@ -43,7 +43,7 @@ def saves_after(seen: Seen | None) -> Callable[[Seen], bool]:
 
 
 @pytest.mark.parametrize("fields", JOBS.values(), ids=JOBS)
-def test_checkpoints_come_home(
+def test_checkpoints_reach_the_coordinator(
     installation: ClusterInstallation, fields: dict[str, object]
 ) -> None:
     job_id = installation.submit(**fields)

@@ -180,8 +180,8 @@ def test_an_agent_that_dies_costs_a_gang_nothing(installation: Installation) -> 
     before = pids(begins(installation, job_id))
     (agent,) = (
         record
-        for record, mark in installation.marks()
-        if mark.endswith("/agent") and mark.startswith(installation.uids[job_id])
+        for record, tag in installation.tagged()
+        if tag.endswith("/agent") and tag.startswith(installation.uids[job_id])
     )
     send_signal(agent, signal.SIGKILL)
     seen = installation.wait_until(job_id, lambda _: "agent_adopted" in installation.kinds(job_id))

@@ -170,12 +170,10 @@ def test_program_has_the_same_bits_in_another_environment(
     typed.muster("dataset", "synthetic", "--out", "shards", "--samples", "512", "--shards", "4")
     forked = typed.submit("--program", "program.py:Points", *data, "-n", "2", status="COMPLETED")
     started = typed.submit("--program", "program.py:Points", *data, "-e", "X=1", status="COMPLETED")
-    at_home = typed.submit(
-        "--program", PROGRAM, *data, "--python", sys.executable, status="COMPLETED"
-    )
+    here = typed.submit("--program", PROGRAM, *data, "--python", sys.executable, status="COMPLETED")
     for job_id in (forked, started):
         assert f"in {own.python}\n" in services.log(job_id)
-        code, output = typed.muster("checkpoint", "diff", job_id, at_home)
+        code, output = typed.muster("checkpoint", "diff", job_id, here)
         assert code == 0, output
 
 
@@ -304,10 +302,8 @@ def test_program_runs_in_another_minor_version_of_python(
     typed.muster("dataset", "synthetic", "--out", "shards", "--samples", "512", "--shards", "4")
     (tmp_path / "program.py").write_text(f"import sys\nprint(sys.version)\n{PROGRAM_TEXT}")
     there = typed.submit("--program", "program.py:Points", *data, status="COMPLETED")
-    at_home = typed.submit(
-        "--program", PROGRAM, *data, "--python", sys.executable, status="COMPLETED"
-    )
+    here = typed.submit("--program", PROGRAM, *data, "--python", sys.executable, status="COMPLETED")
     version = environment.output("import sys; print(sys.version)")
     assert version.splitlines()[0] in services.log(there)
-    code, output = typed.muster("checkpoint", "diff", there, at_home)
+    code, output = typed.muster("checkpoint", "diff", there, here)
     assert code == 0, output

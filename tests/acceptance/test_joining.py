@@ -1,4 +1,4 @@
-"""A machine of the cluster that asks to join a job gets a rank."""
+"""A machine of the cluster file that asks to join a job gets a rank."""
 
 from pathlib import Path
 
@@ -29,6 +29,6 @@ def test_a_machine_that_asks_to_join_trains_along(tmp_path: Path) -> None:
         newcomer = pool["workers"][2]
         assert (newcomer["rank"], newcomer["state"], newcomer["node"]) == (2, "active", last.name)
         assert (newcomer["backend"], newcomer["gpu_count"]) == ("cpu", 0)
-        assert installation.marked(last), "its processes are there"
+        assert installation.process_tags(last), "its processes are there"
         full = installation.request("POST", path, json={"node": last.name})
         assert full.status_code == 409, full.text

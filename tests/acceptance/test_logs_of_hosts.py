@@ -29,7 +29,7 @@ def printed_by(rank: int) -> list[str]:
 
 @needs_cluster()
 @pytest.mark.timeout(120)
-def test_all_lines_of_all_hosts_are_at_home(tmp_path: Path) -> None:
+def test_all_lines_of_all_hosts_arrive(tmp_path: Path) -> None:
     # Ranks that do not train together need a store for what they might save.
     with cluster(tmp_path, **variables(shared_store())) as installation:
         script = tmp_path / "shared" / "printing.py"
@@ -43,10 +43,10 @@ def test_all_lines_of_all_hosts_are_at_home(tmp_path: Path) -> None:
         streamed: list[str] = []
         follower = LogFollower(installation.url, job_id, streamed.extend)
         follower.start()
-        home, *others = (
+        first, *others = (
             DataDir(host.directory / "data").job(job_id) for host in installation.machines
         )
-        logs = [home.log(rank, 0) for rank in range(RANKS)]
+        logs = [first.log(rank, 0) for rank in range(RANKS)]
         await_value(
             lambda: all(log.exists() and log.stat().st_size for log in logs),
             lambda: installation.describe(job_id),

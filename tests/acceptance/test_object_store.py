@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.data.checkpoints import digests, find_checkpoint
-from muster.checkpoints.comparison import identity_of
+from cli.data.checkpoints import find_checkpoint
+from muster.checkpoints.comparison import digests, identity_of
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.location import S3Location
 from muster.contracts.settings.paths import checkpoints_of_job

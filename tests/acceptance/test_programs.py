@@ -34,7 +34,7 @@ print("sum", state["sum"].sum())
 """
 
 
-def test_a_script_that_never_heard_of_us_finds_its_place(
+def test_a_script_that_does_not_know_us_finds_its_place(
     installation: Installation, tmp_path: Path
 ) -> None:
     script = tmp_path / "plain.py"

@@ -67,7 +67,7 @@ def test_deleting_a_job_during_its_agent_start_leaves_nothing(
     answer = narrow.request("DELETE", f"/jobs/{deleted}", params={"force": True})
     assert answer.is_success, answer.text
     narrow.forget(deleted)
-    await_value(lambda: not narrow.running_processes(), lambda: str(narrow.marks()))
+    await_value(lambda: not narrow.running_processes(), lambda: str(narrow.tagged()))
     assert not narrow.files.job(deleted).root.exists(), "the directory was created again"
 
 

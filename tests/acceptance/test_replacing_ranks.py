@@ -25,7 +25,7 @@ LONG = {"world_size": 2, "epochs": 6, "sleep_sec": 0.05}
 def test_a_world_size_is_enough_to_train(installation: Installation) -> None:
     job_id = installation.submit(world_size=4)
     seen = installation.complete(job_id)
-    assert [worker["state"] for worker in seen["workers"]] == ["finished"] * 4
+    assert [worker["process"] for worker in seen["workers"]] == ["finished"] * 4
     assert pids(seen) == [None] * 4
     assert seen["step"] == seen["total_steps"] == 4 * 8
     assert installation.job(job_id)["exit_code"] == 0

@@ -14,7 +14,7 @@ from typing import IO
 
 import pytest
 
-from cli.services.foreground import END_SIGNALS
+from cli.services.signals import END_SIGNALS
 from muster.contracts.settings.paths import DataDir
 from tests.support.installation import DEADLINE_SECONDS, await_value
 from tests.support.screens import Screen

@@ -128,7 +128,7 @@ def test_a_killed_agent_leaves_nothing_and_is_replaced(
     job_id = installation.submit(**ENDLESS, **scheduler.fields)
     installation.wait_until(job_id, trains(10))
     jobs = scheduler.jobs()
-    agent = next(pid for pid, tag in installation.all_marked().items() if tag == "agent")
+    agent = next(pid for pid, tag in installation.all_tags().items() if tag == "agent")
     os.kill(agent, signal.SIGKILL)
     await_value(
         lambda: any(it.endswith("-g2") for it in scheduler.jobs()),

@@ -40,7 +40,7 @@ def await_slow_exit(installation: Installation, job_id: str) -> None:
         lambda: "slow_exit" in installation.kinds(job_id), lambda: installation.describe(job_id)
     )
     (worker,) = installation.see(job_id)["workers"]
-    assert (worker["state"], worker["restarts"]) == ("exiting", 0)
+    assert (worker["process"], worker["restarts"]) == ("exiting", 0)
 
 
 def test_a_slow_exit_of_a_finished_rank_completes_its_job(

@@ -58,7 +58,7 @@ def test_a_rank_is_replaced_where_it_was(installation: ClusterInstallation, slur
     job_id = installation.submit(**ENDLESS_JOB)
     installation.wait_until(job_id, trains(10))
     names = slurm.jobs()
-    ranks = [pid for pid, tag in installation.all_marked().items() if tag[:1].isdigit()]
+    ranks = [pid for pid, tag in installation.all_tags().items() if tag[:1].isdigit()]
     os.kill(ranks[0], signal.SIGKILL)
     installation.wait_until(job_id, lambda seen: is_running(seen) and seen["restarts"] == 1)
     assert slurm.jobs() == names
@@ -173,15 +173,15 @@ def test_a_killed_agent_loses_no_line(installation: ClusterInstallation) -> None
         engine="slurm",
         max_log_bytes=1 << 20,
     )
-    home = installation.machines[0].directory / "data" / "jobs" / job_id
-    log = home / "logs" / "rank_00000.000.log"
+    job_root = installation.machines[0].directory / "data" / "jobs" / job_id
+    log = job_root / "logs" / "rank_00000.000.log"
     await_value(lambda: log.exists() and log.stat().st_size > 2000, lambda: "no lines")
-    (agent,) = [pid for pid, tag in installation.all_marked().items() if tag == "agent"]
+    (agent,) = [pid for pid, tag in installation.all_tags().items() if tag == "agent"]
     root = Path(f"/proc/{agent}/root")  # of its host
     there = max(root.glob(f"tmp/muster-*/job/logs/{log.name}"), key=lambda it: it.stat().st_ctime)
     with there.open() as lines:
         os.kill(agent, signal.SIGKILL)
-        later = home / "logs" / "rank_00000.001.log"
+        later = job_root / "logs" / "rank_00000.001.log"
         await_value(later.exists, lambda: installation.describe(job_id))
         assert log.read_text() == lines.read()
 
@@ -191,11 +191,11 @@ def test_a_killed_parent_takes_its_agent_along(
 ) -> None:
     job_id = installation.submit(**ENDLESS_JOB)
     installation.wait_until(job_id, trains(10))
-    (agent, *_) = [pid for pid, tag in installation.all_marked().items() if tag == "agent"]
+    (agent, *_) = [pid for pid, tag in installation.all_tags().items() if tag == "agent"]
     status = Path(f"/proc/{agent}/status").read_text()
     (parent,) = re.findall(r"^PPid:\t(\d+)$", status, re.MULTILINE)
     os.kill(int(parent), signal.SIGKILL)
-    await_value(lambda: not Path(f"/proc/{agent}").exists(), lambda: f"{installation.all_marked()}")
+    await_value(lambda: not Path(f"/proc/{agent}").exists(), lambda: f"{installation.all_tags()}")
     await_value(
         lambda: any(name.endswith("-g2") for name in slurm.jobs()),
         lambda: installation.describe(job_id),

@@ -125,7 +125,7 @@ def test_rank_and_its_children_are_killed_after_the_grace_period(
         world_size=1, command=[sys.executable, str(script)], stop_grace_seconds=1
     )
     installation.wait_until(job_id, lambda _: "ready" in installation.log(job_id))
-    # The program, two children and the daemon; one being executed shows no mark for a moment.
+    # The program, two children and the daemon; one being executed shows no tag for a moment.
     installation.wait_until(job_id, lambda _: len(installation.running_ranks()) >= 4)
     installation.stop(job_id)
     installation.wait_until(job_id, is_over)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.checkpoints.manifest import CheckpointName
-from muster.contracts.settings.environ import SPARE_RANK
+from muster.contracts.settings.names import SPARE_RANK
 from muster.contracts.settings.paths import checkpoints_of_job
 from muster.host.containment import tagged_processes
 from stress.torch_schedules import MODELS, Schedule, TorchJob

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from coordinator.launchers.launcher import AgentProcess, NotStarted
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.processes import identify, is_running
 from tests.support.hosts import Host, refusal
 from tests.support.installation import await_value

@@ -102,15 +102,15 @@ def test_pairs_may_be_used_from_different_threads(make: Make) -> None:
         def talk(peer: int) -> None:
             for _ in range(20):
                 backend.send(peer, LARGE[:100_000])
-                heard.append(backend.recv(peer, 100_000) == LARGE[:100_000])
+                received.append(backend.recv(peer, 100_000) == LARGE[:100_000])
 
-        heard: list[bool] = []
+        received: list[bool] = []
         talks = [threading.Thread(target=talk, args=(peer,)) for peer in peers_of(backend)]
         for thread in talks:
             thread.start()
         for thread in talks:
             thread.join()
-        return heard == [True] * 40
+        return received == [True] * 40
 
     assert all(run_ranks(make(3).backends, rank))
 

@@ -1,4 +1,4 @@
-"""A coordinator's server for agents of other hosts, as a process that prints what it hears.
+"""A coordinator's server for agents of other hosts, as a process that prints what it receives.
 
 ``python -m tests.support.agent_server HOST:PORT AGENT ORDER [DIRECTORY]``: the hello of the one
 agent that is expected, as JSON, and the messages it gets when it connects, encoded and in
@@ -25,9 +25,9 @@ from muster.runtime.stderr_messages import print_stdout
 class Printer:
     """The listener of the server."""
 
-    def __init__(self, expected: AgentHello, order: bytes, home: str = "") -> None:
+    def __init__(self, expected: AgentHello, order: bytes, job_root: str = "") -> None:
         self._expected = expected
-        self._home = JobFiles(Path(home)) if home else None
+        self._files = JobFiles(Path(job_root)) if job_root else None
         self._order = decode_coordinator_message(order)
         self.server: AgentServer
 
@@ -38,13 +38,13 @@ class Printer:
     def is_expected(self, hello: AgentHello) -> bool:
         return hello.token == self._expected.token
 
-    def log_home(self, _claim: AgentClaim) -> JobFiles | None:
-        return self._home
+    def coordinator_files(self, _claim: AgentClaim) -> JobFiles | None:
+        return self._files
 
     def checkpoint_directories(self, _claim: AgentClaim) -> JobDirectories | None:
-        if self._home is None:
+        if self._files is None:
             return None
-        return JobDirectories(own=self._home.root / "checkpoints", inherited=None)
+        return JobDirectories(own=self._files.root / "checkpoints", inherited=None)
 
     def may_send(self, _claim: AgentClaim, _name: LogName) -> bool:
         return True
@@ -70,10 +70,10 @@ class Printer:
             print_stdout(str(message))
 
 
-async def main(address: str, expected: str, order: str, home: str = "") -> None:
+async def main(address: str, expected: str, order: str, job_root: str = "") -> None:
     host, _, port = address.rpartition(":")
     hello = msgspec.json.decode(expected, type=AgentHello)
-    printer = Printer(hello, bytes.fromhex(order), home)
+    printer = Printer(hello, bytes.fromhex(order), job_root)
     printer.server = AgentServer(epoch=1, listener=printer, endpoint=(host, int(port)))
     await printer.server.start()
     print_stdout("listens")

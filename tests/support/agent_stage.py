@@ -36,13 +36,8 @@ from muster.contracts.messages.wire import (
     encode,
 )
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import (
-    PROCESS_TAG,
-    Assignment,
-    HostPlace,
-    process_tag,
-    rank_environment,
-)
+from muster.contracts.settings.environ import Assignment, HostPlace, process_tag, rank_environment
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.paths import JobFiles
 from muster.host.containment import tagged_processes
 from muster.host.limits import ShellLimits
@@ -53,7 +48,7 @@ DEADLINE_SECONDS = 30.0
 
 AGENT = ("-m", "worker.agent")
 
-GENERATION = 7
+AGENT_NUMBER = 7
 """Of every agent of a stage."""
 
 
@@ -64,40 +59,40 @@ class Conversation:
         self._connection = connection
         self._connection.settimeout(DEADLINE_SECONDS)
         self._frames = FrameReader()
-        self._heard: list[AgentMessage] = []
+        self._received: list[AgentMessage] = []
         self.say(*first_words)
 
     def say(self, *messages: CoordinatorMessage) -> None:
         """Send messages at once: they come together."""
         self._connection.sendall(b"".join(frame(encode(message)) for message in messages))
 
-    def hear(self) -> AgentMessage | None:
+    def receive(self) -> AgentMessage | None:
         """Return the next message that is no pulse; None once the agent has hung up."""
-        while (message := self._hear_anything()) and isinstance(message, AgentHeartbeat):
+        while (message := self._receive_any()) and isinstance(message, AgentHeartbeat):
             pass
         return message
 
-    def hear_pulse(self, *stopped: tuple[int, int]) -> None:
+    def receive_pulse(self, *stopped: tuple[int, int]) -> None:
         """Wait for a pulse that says that just these stand still; what comes before is dropped."""
-        while message := self._hear_anything():
+        while message := self._receive_any():
             if message == AgentHeartbeat(stopped=stopped):
                 return
         raise AssertionError(f"the agent hung up and never said that {stopped} stand still")
 
-    def _hear_anything(self) -> AgentMessage | None:
-        while not self._heard:
+    def _receive_any(self) -> AgentMessage | None:
+        while not self._received:
             try:
                 data = self._connection.recv(65536)
             except ConnectionResetError:
                 return None
             if not data:
                 return None
-            self._heard += map(decode_agent_message, self._frames.feed(data))
-        return self._heard.pop(0)
+            self._received += map(decode_agent_message, self._frames.feed(data))
+        return self._received.pop(0)
 
-    def hear_of(self, kind: type[AgentMessage], rank: int) -> AgentMessage:
+    def receive_of(self, kind: type[AgentMessage], rank: int) -> AgentMessage:
         """Return the next message of this kind about `rank`; what comes before is dropped."""
-        while message := self.hear():
+        while message := self.receive():
             if isinstance(message, kind) and message.rank == rank:
                 return message
         raise AssertionError(f"the agent hung up and never said {kind.__name__} of rank {rank}")
@@ -143,7 +138,7 @@ class Stage:
         assignment = AgentAssignment(
             job_uid=self.uid,
             host=self.host,
-            generation=GENERATION,
+            agent_number=AGENT_NUMBER,
             token="a token",  # noqa: S106  no secret: this test is the only one to be convinced
             job_root=str(self.files.root),
             address_file=str(self._address),

@@ -45,4 +45,4 @@ class Agents(Ear):
         for thread in threading.enumerate():
             if thread.name == "muster-heartbeat":  # stopped, perhaps still in its last round
                 thread.join(PATIENCE_SECONDS)
-        self.line.close()
+        self.link.close()

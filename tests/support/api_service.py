@@ -22,7 +22,7 @@ from muster.host.processes import this_process
 from tests.support.logs import JobLogs
 
 DEADLINE_SECONDS = 20.0
-LOOK_SECONDS = 0.02
+POLL_SECONDS = 0.02
 
 
 class Service:
@@ -69,7 +69,7 @@ class Service:
         while not (found := listening.search(self.log.read_text(), already)):
             assert self.process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline, "the service does not start"
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         self.port = int(found[1])
 
     def end(self, number: signal.Signals) -> int:

@@ -118,14 +118,14 @@ class ClusterInstallation(Installation):
         """Let others log in on a host that is on."""
         start_sshd(host, self.root, self._own.get(host, {}))
 
-    def marked(self, host: Host) -> dict[int, str]:
+    def process_tags(self, host: Host) -> dict[int, str]:
         """Return the processes of jobs on a host, by their pids outside: what each is."""
         tags = {pid: tag_of(pid) or "" for pid in host.processes()}
         return {pid: tag.partition("/")[2] for pid, tag in tags.items() if tag}
 
-    def all_marked(self) -> dict[int, str]:
+    def all_tags(self) -> dict[int, str]:
         """Return the same for all hosts."""
-        return {pid: tag for host in self.machines for pid, tag in self.marked(host).items()}
+        return {pid: tag for host in self.machines for pid, tag in self.process_tags(host).items()}
 
     def _service(self, name: str) -> HostService:
         service = HostService("coordinator", self.root, self.environment, name=name)
@@ -205,7 +205,7 @@ def lent_cluster(
     yield installation
     installation.end_jobs()
     await_value(lambda: not scheduler.jobs(), lambda: f"left: {scheduler.jobs()}")
-    await_value(lambda: not installation.all_marked(), lambda: f"{installation.all_marked()}")
+    await_value(lambda: not installation.all_tags(), lambda: f"{installation.all_tags()}")
 
 
 def trains(step: int) -> Callable[[Seen], bool]:

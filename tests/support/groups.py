@@ -70,14 +70,14 @@ def shared_memory(world_size: int, on_wait: OnWait = nothing) -> Iterator[Group]
     host = Host(world_size, ring_bytes=RING_BYTES)
     dead: list[int] = []
 
-    def look() -> None:
+    def check() -> None:
         on_wait()
         if dead:
             raise ChannelClosed(dead[0])
 
     backends: list[Backend] = [
         SharedMemoryBackend(
-            host.flags(rank, generation=GENERATION, on_wait=look), limit_bytes=LIMIT_BYTES
+            host.flags(rank, generation=GENERATION, on_wait=check), limit_bytes=LIMIT_BYTES
         )
         for rank in range(world_size)
     ]

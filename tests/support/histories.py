@@ -37,7 +37,7 @@ from tests.support.stories import Story
 from tests.support.successors import successor
 
 ARROW_COLUMN = 48
-OF_LOCAL_AGENT = {"agent": "state", "generation": "generation", "agent_failures": "failures"}
+OF_LOCAL_AGENT = {"agent": "state", "agent_number": "agent_number", "agent_failures": "failures"}
 OF_RANK = {
     "attempt": "attempt.number",
     "joined_round": "attempt.member.joined_round",

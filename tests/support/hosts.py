@@ -242,7 +242,7 @@ class Host:
     # What is done to it
 
     def power_off(self) -> None:
-        """End everything at once; other hosts just hear nothing more."""
+        """End everything at once; other hosts just receive nothing more."""
         if self._holder is None:
             return
         if self._network is not None and self._pid:

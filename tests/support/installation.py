@@ -36,7 +36,7 @@ from muster.host.processes import identify, send_signal
 DEADLINE_SECONDS = 60.0
 """Far beyond what anything here takes on a busy machine; only a failure waits so long."""
 
-FIRST_LOOK_SECONDS, LOOK_SECONDS = 0.02, 0.1
+FIRST_POLL_SECONDS, POLL_SECONDS = 0.02, 0.1
 """Between two looks: a long wait looks less often, as it costs the services processor time."""
 
 SLOTS = 4
@@ -187,17 +187,17 @@ class Installation:
 
     def running_processes(self) -> list[ProcessRecord]:
         """Return every process of every job ever submitted here: agents, ranks, their children."""
-        return [record for record, _ in self.marks()]
+        return [record for record, _ in self.tagged()]
 
     def running_ranks(self) -> list[ProcessRecord]:
         """Return the same without the agents, which leave a moment after their job is over."""
-        return [record for record, mark in self.marks() if mark.split("/")[1].isdigit()]
+        return [record for record, tag in self.tagged() if tag.split("/")[1].isdigit()]
 
-    def marks(self) -> list[tuple[ProcessRecord, str]]:
-        """Return every process of every job, each with its mark: the job's uid, what it is."""
+    def tagged(self) -> list[tuple[ProcessRecord, str]]:
+        """Return every process of every job, each with its tag: the job's uid, what it is."""
         uids = set(self.uids.values())
-        marks = [(record, tag_of(record.pid) or "") for record in tagged_processes("")]
-        return [(record, mark) for record, mark in marks if mark.partition("/")[0] in uids]
+        tagged = [(record, tag_of(record.pid) or "") for record in tagged_processes("")]
+        return [(record, tag) for record, tag in tagged if tag.partition("/")[0] in uids]
 
     # Its jobs
 
@@ -257,11 +257,11 @@ class Installation:
     def wait_until(self, job_id: str, predicate: Callable[[Seen], object]) -> Seen:
         """Return the first summary for which `predicate` is true."""
 
-        def look() -> Seen | None:
+        def read() -> Seen | None:
             seen = self.see(job_id)
             return seen if predicate(seen) else None
 
-        return await_value(look, lambda: self.describe(job_id), self.deadline_seconds)
+        return await_value(read, lambda: self.describe(job_id), self.deadline_seconds)
 
     def complete(self, job_id: str) -> Seen:
         """Wait for the end of a job, which has to be a good one."""
@@ -354,7 +354,7 @@ def pids(seen: Seen) -> list[Any]:
 def has_saved(seen: Seen) -> bool:
     """Whether every rank is alive and has something to go on from."""
     return all(
-        worker["state"] == "live" and worker["last_checkpoint_step"] for worker in seen["workers"]
+        worker["process"] == "live" and worker["last_checkpoint_step"] for worker in seen["workers"]
     )
 
 
@@ -363,7 +363,7 @@ def restarts(count: int, rank: int = 0) -> Callable[[Seen], bool]:
 
     def predicate(seen: Seen) -> bool:
         worker = seen["workers"][rank]
-        return worker["restarts"] >= count and worker["state"] in {"live", "finished"}
+        return worker["restarts"] >= count and worker["process"] in {"live", "finished"}
 
     return predicate
 
@@ -395,16 +395,16 @@ def await_end(ended: Sequence[ProcessRecord]) -> None:
 
 
 def await_value(
-    look: Callable[[], Value],
+    read: Callable[[], Value],
     explain: Callable[[], str],
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> Value:
-    """Return the first true value of `look`; fail with `explain` after a generous deadline."""
-    deadline, pause = time.monotonic() + deadline_seconds, FIRST_LOOK_SECONDS
-    while not (value := look()):
+    """Return the first true value of `read`; fail with `explain` after a generous deadline."""
+    deadline, pause = time.monotonic() + deadline_seconds, FIRST_POLL_SECONDS
+    while not (value := read()):
         assert time.monotonic() < deadline, f"timed out\n{explain()}"
         time.sleep(pause)
-        pause = min(LOOK_SECONDS, 1.2 * pause)
+        pause = min(POLL_SECONDS, 1.2 * pause)
     return value
 
 

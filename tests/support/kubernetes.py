@@ -125,13 +125,13 @@ class Kubernetes:
         pod["metadata"]["creationTimestamp"] = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
         pod["status"] = {"phase": "Pending"}
         self._pods[name] = pod
-        self._look()
+        self._update()
         return JSONResponse(pod, 201)
 
     async def _list(self, request: Request) -> JSONResponse:
         if self.answers:
             return _failure(self.answers.pop(0), "as the test wants")
-        self._look()
+        self._update()
         wanted = dict(one.split("=") for one in request.query_params["labelSelector"].split(","))
         pods = [
             it for it in self._pods.values() if wanted.items() <= it["metadata"]["labels"].items()
@@ -146,10 +146,10 @@ class Kubernetes:
         pod["metadata"]["deletionTimestamp"] = pod["metadata"]["creationTimestamp"]
         if name in self._processes:
             self._processes[name].send_signal(signal.SIGTERM)
-        self._look()
+        self._update()
         return JSONResponse(pod)
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         """Start Pods that wait, note which have ended, and remove those that were deleted."""
         for name, pod in list(self._pods.items()):
             is_deleted, status = "deletionTimestamp" in pod["metadata"], pod["status"]

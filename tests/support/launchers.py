@@ -70,7 +70,7 @@ class Scene:
         return AgentAssignment(
             job_uid=uid,
             host="local",
-            generation=1,
+            agent_number=1,
             token="a token",  # noqa: S106  no secret
             job_root=str(self._root / uid[:8]),
             address_file=str(self._root / "coordinator.json"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from cli.data.checkpoints import digests
+from muster.checkpoints.comparison import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.settings.paths import checkpoints_of_job
 from tests.support.installation import Installation, Seen, Value, await_value, is_over
@@ -79,10 +79,10 @@ class PooledJob:
         ((_, _, digest),) = digests(checkpoint_dirs(directory))
         return digest
 
-    def wait_until(self, look: Callable[[], Value]) -> Value:
-        """Return the first true value of `look`."""
+    def wait_until(self, read: Callable[[], Value]) -> Value:
+        """Return the first true value of `read`."""
         return await_value(
-            look,
+            read,
             lambda: f"{self.workers()}\n{self._describe()}",
             self.installation.deadline_seconds,
         )
@@ -90,12 +90,12 @@ class PooledJob:
     def trains_with(self, *workers: int) -> dict[int, int]:
         """Wait until exactly these workers train together; return their pids."""
 
-        def look() -> dict[int, int]:
+        def read() -> dict[int, int]:
             active = self.active()
             is_running = self.see()["status"] == "RUNNING"
             return active if is_running and set(active) == set(workers) else {}
 
-        return await_value(look, self._describe)
+        return await_value(read, self._describe)
 
     def wait_for_steps(self, count: int = 2) -> int:
         """Wait for so many further steps; return the step."""

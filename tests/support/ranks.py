@@ -57,14 +57,14 @@ class Ear:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(PATIENCE_SECONDS)
         self.descriptor = theirs.detach()
-        self.line = AgentSocket(self.descriptor, address)
-        self.voice = AgentClient(self.line)
+        self.link = AgentSocket(self.descriptor, address)
+        self.voice = AgentClient(self.link)
 
-    def hear(self) -> RankMessage:
+    def receive(self) -> RankMessage:
         """Wait for the next message."""
         return decode_rank_message(self.channel.recv(1 << 16))
 
-    def heard(self) -> list[RankMessage]:
+    def received(self) -> list[RankMessage]:
         """Return what was said up to now."""
         messages = []
         self.channel.settimeout(0)
@@ -82,4 +82,4 @@ class Ear:
 
     def close(self) -> None:
         self.channel.close()
-        self.line.close()
+        self.link.close()

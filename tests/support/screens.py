@@ -17,7 +17,7 @@ from typing import Self
 
 COLUMNS, LINES = 80, 24
 DEADLINE_SECONDS = 60.0
-UNHEARD_SECONDS = 5.0
+UNREAD_SECONDS = 5.0
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -71,14 +71,14 @@ class Screen:
     def interrupt(self) -> int:
         """Type Ctrl-C until it ends by that; return its exit code.
 
-        The very moment in which a question is written and not yet waited at hears none.
+        The very moment in which a question is written and not yet waited at receives none.
         """
         deadline = time.monotonic() + DEADLINE_SECONDS
         while self.process.poll() is None:
             assert time.monotonic() < deadline, f"not interrupted:\n{self.written}"
             self.type("\x03")
             with suppress(subprocess.TimeoutExpired):
-                self.process.wait(UNHEARD_SECONDS)
+                self.process.wait(UNREAD_SECONDS)
         return self.end()
 
     def close(self) -> int:

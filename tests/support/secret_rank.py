@@ -19,7 +19,7 @@ def assignment(tmp_path: Path, *adopted: AdoptedRank, **secrets: str) -> AgentAs
     return AgentAssignment(
         job_uid="uid",
         host="local",
-        generation=1,
+        agent_number=1,
         token="",
         job_root=str(tmp_path),
         address_file=str(tmp_path / "coordinator.json"),

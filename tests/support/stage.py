@@ -140,7 +140,7 @@ class Player:
     slots: np.ndarray | None = None
     outcome: Outcome | BaseException | None = None
     joined_round: int = 0
-    """The last generation that was in force for it; 0: none."""
+    """The last round that was in force for it; 0: none."""
 
 
 @dataclass
@@ -163,7 +163,7 @@ class Stage:
         self.players: list[Player] = []
         self.members: list[Player] = []
         self.groups: dict[int, list[SimulatedBackend]] = {}
-        self.generation = 0
+        self.round_number = 0
         self.kept: tuple[dict[str, np.ndarray], Committed] | None = None
         self.full_at: list[int] = []
         """The steps at which a checkpoint fails, each as often as it is listed."""
@@ -200,7 +200,7 @@ class Stage:
         """As by kill -9: it says nothing more, its peers notice, and the pool goes on without."""
         with self.lock:
             player = self.players[worker_id]
-            group = self.groups.get(self.generation)
+            group = self.groups.get(self.round_number)
             player.groups.kill()
             if group is not None and player in self.members:
                 group[self.members.index(player)].kill()
@@ -219,7 +219,7 @@ class Stage:
         """Pause until all have taken that up, do something, and go on."""
         with self.lock:
             self.pauses(save=save)
-            self.held = (self.generation, meanwhile)
+            self.held = (self.round_number, meanwhile)
 
     def resumes(self) -> None:
         with self.lock:
@@ -275,7 +275,7 @@ class Stage:
         if place is None or group.members[place].worker_id != player.worker_id:
             return None
         with self.lock:
-            if group.round < self.generation or self.is_over:
+            if group.round < self.round_number or self.is_over:
                 raise GroupChanged
             group = self.groups.setdefault(
                 group.round, SimulatedBackend.create_group(len(group.members))
@@ -342,14 +342,14 @@ class Stage:
         self, members: Iterable[Player], *, paused: bool = False, save: bool = False
     ) -> None:
         former, self.members = self.members, sorted(members, key=lambda player: player.worker_id)
-        has_begun = all(player.joined_round == self.generation for player in former)
-        self.generation += 1
+        has_begun = all(player.joined_round == self.round_number for player in former)
+        self.round_number += 1
         members = tuple(
             GroupMember(worker_id=player.worker_id, rank=player.rank, host="", port=0)
             for player in self.members
         )
         group = WorkerGroup(
-            round=self.generation, token="", members=members, paused=paused, save=save
+            round=self.round_number, token="", members=members, paused=paused, save=save
         )
         # Members that take a step finish it if others are only added.
         if not has_begun or any(player not in self.members for player in former):
@@ -363,10 +363,10 @@ class Stage:
         with self.lock:
             player.joined_round = group.round
             self.taken.append((group.round, step))
-            generation, meanwhile = self.held
-            if group.round != self.generation or generation != self.generation:
+            round_number, meanwhile = self.held
+            if group.round != self.round_number or round_number != self.round_number:
                 return
-            if all(member.joined_round == generation for member in self.members):
+            if all(member.joined_round == round_number for member in self.members):
                 meanwhile()
                 self.resumes()
 
@@ -404,7 +404,7 @@ class _Callbacks:
     player: Player
     initial: dict[str, np.ndarray]
 
-    def load_state(self, _layout: WorkerGroup, replica: Replica) -> None:
+    def load_state(self, _group: WorkerGroup, replica: Replica) -> None:
         if self.stage.kept is None:
             replica.commit(
                 {n: a.copy() for n, a in self.initial.items()}, Committed(position=Position())
@@ -440,7 +440,7 @@ class _Callbacks:
     def flush(self) -> None:
         """Do nothing: `save_checkpoint` is durable."""
 
-    def save_checkpoint(self, _layout: WorkerGroup, replica: Replica) -> None:
+    def save_checkpoint(self, _group: WorkerGroup, replica: Replica) -> None:
         if replica.position.step in self.stage.full_at:
             self.stage.full_at.remove(replica.position.step)
             raise CheckpointFailed("no space is left")

@@ -38,9 +38,10 @@ from muster.contracts.messages.agent import AgentClaim
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.settings.paths import rank_of_checkpoints, rank_place
 from muster.contracts.token import sha256_of
+from muster.host.files import publish_address
 from muster.objects.client import S3Client
 from tests.support.s3_server import bare_client, new_bucket, shared_store
-from worker.coordinator.store import CoordinatorLine, CoordinatorStore
+from worker.coordinator.store import CoordinatorStore, StoreLink
 
 
 @dataclass(slots=True)
@@ -241,25 +242,27 @@ def coordinator(directory: Path) -> Iterator[Place]:
     agent = AgentAssignment(
         job_uid="uid",
         host="host-1",
-        generation=0,
+        agent_number=0,
         token="secret",  # noqa: S106  of a test
         job_root=str(directory / "job-root"),
-        address_file="",
-        coordinators=(CoordinatorAddress(host=endpoint[0], port=endpoint[1]),),
+        address_file=str(directory / "coordinator.json"),
+        coordinator=CoordinatorAddress(host=endpoint[0], port=endpoint[1]),
         is_managed=True,
         orphan_timeout_seconds=60.0,
         stop_grace_seconds=1.0,
         agent_heartbeat_seconds=1.0,
         max_log_bytes=1 << 20,
     )
+    assert agent.coordinator is not None
+    publish_address(agent.coordinator, Path(agent.address_file))
     with local(directory) as here, ExitStack() as opened:
         root = directory / "checkpoints" / "job"
         opened.enter_context(serving(Host(agent, root), endpoint))
 
         def store(location: Path) -> CoordinatorStore:
-            line = CoordinatorLine(agent)
-            opened.callback(line.close)
-            return CoordinatorStore(line, location, print)
+            link = StoreLink(agent)
+            opened.callback(link.close)
+            return CoordinatorStore(link, location, print)
 
         yield replace(
             here, open=partial(store, root), open_rank=lambda rank: store(rank_place(root, rank))

@@ -104,7 +104,7 @@ class Story:
     damaged: set[int] = field(default_factory=set)  # ranks whose checkpoints are damaged
     problem: str | None = None  # why they cannot be listed
     can_list: bool = True  # the agent is of this build
-    can_send_logs: bool = True  # the hosts have what sends home their logs
+    can_send_logs: bool = True  # the hosts have what sends their logs
 
     @classmethod
     def submitted(cls, **spec: object) -> Self:
@@ -186,10 +186,10 @@ class Story:
     def is_admitted(self) -> Self:
         return self.takes(actions.SetStatus(status=JobStatus.STARTING, message=self.job.note))
 
-    def agent_connects(self, generation: int | None = None, host: str = LOCAL_HOST) -> Self:
+    def agent_connects(self, agent_number: int | None = None, host: str = LOCAL_HOST) -> Self:
         self.frozen.discard(host)
-        number = self._generation(generation, host)
-        return self.observes(actions.AgentConnected(host=host, generation=number))
+        number = self._agent_number(agent_number, host)
+        return self.observes(actions.AgentConnected(host=host, agent_number=number))
 
     def agents_connect(self) -> Self:
         """Let the agents that were started connect."""
@@ -224,10 +224,10 @@ class Story:
         self.now += seconds
         if not ranks:
             agent = self.job.agents[LOCAL_HOST]
-            starved = {"host": LOCAL_HOST, "generation": agent.generation}
+            starved = {"host": LOCAL_HOST, "agent_number": agent.agent_number}
             so_far = agent.starved_seconds + seconds
             return self.observes(actions.AgentStarved(seconds=so_far, **starved))
-        self._hear(self.job.agents[LOCAL_HOST], self.now)
+        self._see_agent(self.job.agents[LOCAL_HOST], self.now)
         attempts = ((rank, self.rank(rank).attempt) for rank in ranks)
         waited = tuple((rank, it.number, it.starved_seconds + seconds) for rank, it in attempts)
         beat = agent_messages.AgentHeartbeat(stopped=(), late_seconds=late, starved=waited)
@@ -243,13 +243,13 @@ class Story:
     ) -> Self:
         return self.observes(actions.AgentSaid(host=host, message=message))
 
-    def agent_disconnects(self, generation: int | None = None, host: str = LOCAL_HOST) -> Self:
-        number = self._generation(generation, host)
-        return self.observes(actions.AgentDisconnected(host=host, generation=number))
+    def agent_disconnects(self, agent_number: int | None = None, host: str = LOCAL_HOST) -> Self:
+        number = self._agent_number(agent_number, host)
+        return self.observes(actions.AgentDisconnected(host=host, agent_number=number))
 
     def agent_is_lost(
         self,
-        generation: int | None = None,
+        agent_number: int | None = None,
         living: Iterable[int] = (),
         newest: int = 0,
         host: str = LOCAL_HOST,
@@ -258,7 +258,7 @@ class Story:
         return self.observes(
             kind(
                 host=host,
-                generation=self._generation(generation, host),
+                agent_number=self._agent_number(agent_number, host),
                 message="the agent is gone",
                 living=frozenset(living),
                 newest=newest,
@@ -465,12 +465,12 @@ class Story:
             self.says_hello(rank).rank_says(rank, rank_messages.Ready(port=0))
         return self
 
-    def joins_group(self, *ranks: int, step: int = 0, generation: int | None = None) -> Self:
+    def joins_group(self, *ranks: int, step: int = 0, round_number: int | None = None) -> Self:
         """Let these ranks report that they have joined the present group round."""
-        if generation is None:
-            generation = self.job.group.round
+        if round_number is None:
+            round_number = self.job.group.round
         for rank in ranks:
-            self.rank_says(rank, rank_messages.JoinedGroup(round=generation, step=step))
+            self.rank_says(rank, rank_messages.JoinedGroup(round=round_number, step=step))
         return self
 
     def leaves_loop(self, *ranks: int, exporter: int | None = None) -> Self:
@@ -571,11 +571,11 @@ class Story:
         for agent in self.job.agents.values():
             if agent.is_connected and agent.host not in self.frozen:
                 # It has pulsed all the while: one pulse after a pause is another story.
-                self._hear(agent, self.now).pulses(agent.host)
+                self._see_agent(agent, self.now).pulses(agent.host)
         return self
 
-    def _hear(self, agent: AgentSnapshot, moment: float) -> Self:
-        self.job = self.job.with_agent(replace(agent, heard_at=moment))
+    def _see_agent(self, agent: AgentSnapshot, moment: float) -> Self:
+        self.job = self.job.with_agent(replace(agent, seen_at=moment))
         return self
 
     def runs_for(self, seconds: float) -> list[Action]:
@@ -627,13 +627,13 @@ class Story:
     @property
     def wait_seconds(self) -> float:
         """How long the next plan may wait if the agent pulses and nothing else happens."""
-        heard = self.job
-        for agent in heard.agents.values():
-            heard = heard.with_agent(replace(agent, heard_at=math.inf))
-        return wake_at(heard, self.now) - self.now
+        seen = self.job
+        for agent in seen.agents.values():
+            seen = seen.with_agent(replace(agent, seen_at=math.inf))
+        return wake_at(seen, self.now) - self.now
 
-    def _generation(self, named: int | None, host: str) -> int:
-        return self.job.agents[host].generation if named is None else named
+    def _agent_number(self, named: int | None, host: str) -> int:
+        return self.job.agents[host].agent_number if named is None else named
 
 
 def starts(done: Sequence[Action]) -> list[int]:

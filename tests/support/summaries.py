@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from muster.contracts.views import JobView, SummaryView, WorkerView
+from muster.contracts.views.job import JobView, SummaryView, WorkerView
 
 HEADING: dict[str, Any] = {
     "job_id": "a",
@@ -40,9 +40,11 @@ COUNTERS: dict[str, Any] = {
 SUMMARY: dict[str, Any] = {**HEADING, **COUNTERS, "eta_seconds": 75.2, "workers": []}
 RANK: dict[str, Any] = {
     **COUNTERS,
-    "worker_id": "0.0",
+    "worker_id": "0",
     "rank": 0,
     "state": "live",
+    "attempt": 0,
+    "process": "live",
     "pid": 7,
     "node": None,
     "epoch": 0,

@@ -14,7 +14,7 @@ from uuid import uuid4
 from muster.contracts.messages.agent import AgentMessage, RankSaid, StartRank
 from muster.contracts.messages.rank import Hello
 from muster.contracts.messages.wire import encode
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.paths import JobFiles
 from muster.host.containment import set_tag_limit
 from tests.support.secret_rank import assignment
@@ -27,9 +27,9 @@ WAIT = "import signal; signal.pause()"
 
 RECONNECT_AND_SEND = """
 import socket
-line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-line.connect({address!r})
-line.send({said!r})
+link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+link.connect({address!r})
+link.send({said!r})
 """
 
 

@@ -24,29 +24,31 @@ def open_gate(stage: Stage) -> None:
     (stage.root / "gate").touch()
 
 
-def hear_said(
+def receive_said(
     agent: Conversation, rank: int, kind: type[RankMessage], meant: Callable[..., bool]
 ) -> RankMessage:
     while True:
-        said = agent.hear_of(RankSaid, rank)
+        said = agent.receive_of(RankSaid, rank)
         assert isinstance(said, RankSaid)
         if isinstance(said.message, kind) and meant(said.message):
             return said.message
 
 
-def hear_training(agent: Conversation, rank: int = 0, above: int = 0) -> Heartbeat:
+def receive_training(agent: Conversation, rank: int = 0, above: int = 0) -> Heartbeat:
     """Return a heartbeat with more steps than `above`."""
-    beat = hear_said(agent, rank, Heartbeat, lambda beat: beat.progress.step > above)
+    beat = receive_said(agent, rank, Heartbeat, lambda beat: beat.progress.step > above)
     assert isinstance(beat, Heartbeat)
     return beat
 
 
-def announced(generation: int, *ranks: int, attempts: Sequence[int] | None = None) -> AnnounceGroup:
+def announced(
+    round_number: int, *ranks: int, attempts: Sequence[int] | None = None
+) -> AnnounceGroup:
     """Return the order to send a group of these ranks."""
     members = tuple(
         GroupMember(worker_id=rank, rank=rank, host=LOCAL_HOST, port=0) for rank in ranks
     )
-    group = WorkerGroup(round=generation, token="", members=members, paused=False)
+    group = WorkerGroup(round=round_number, token="", members=members, paused=False)
     return AnnounceGroup(group=group, attempts=tuple(attempts or [0] * len(ranks)))
 
 
@@ -59,7 +61,7 @@ def started(
     **names: object,
 ) -> AdoptedRank:
     agent.say(stage.order(command, rank=rank, **names))
-    return adopted(stage.uid, agent.hear_of(RankSpawned, rank))
+    return adopted(stage.uid, agent.receive_of(RankSpawned, rank))
 
 
 def taken_over(stage: Stage, *ranks: AdoptedRank, **names: object) -> Conversation:
@@ -67,5 +69,5 @@ def taken_over(stage: Stage, *ranks: AdoptedRank, **names: object) -> Conversati
     stage.kill_agent()
     stage.start_agent(adopted=ranks, **names)
     agent = stage.meet(epoch=2)
-    assert isinstance(agent.hear(), AgentHello)
+    assert isinstance(agent.receive(), AgentHello)
     return agent

@@ -1,6 +1,6 @@
 """The results of jobs without faults, to compare others with."""
 
-from cli.data.checkpoints import digests
+from muster.checkpoints.comparison import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.settings.paths import checkpoints_of_job
 from tests.support.installation import Installation

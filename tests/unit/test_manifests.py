@@ -44,9 +44,9 @@ def agent_pod(options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     order = JoinOrder(
         job_uid="u",
         host="kubernetes-1",
-        generation=1,
+        agent_number=1,
         token="t",  # noqa: S106
-        coordinators=(address,),
+        coordinator=address,
     )
     spec = JobSpec(engine="kubernetes", engine_options=dict(options))
     return pod("muster-u-kubernetes-1-g1", order, spec)

@@ -1,1 +1,1 @@
-"""What an agent says to its coordinator, and sends home to it."""
+"""What an agent says to its coordinator, and sends to it."""

@@ -4,11 +4,11 @@ The agent's may be lost at any time. Nothing is queued meanwhile: on every new c
 sends its whole state again.
 """
 
+import select
 import selectors
 import socket
 import time
 from collections.abc import Callable
-from itertools import cycle
 from pathlib import Path
 from typing import Final
 
@@ -28,17 +28,38 @@ from muster.host.files import read_coordinator_address
 from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user
 from muster.links.blocking import BlockingLink
 from muster.links.identity import Identity, job_identity
-from muster.links.reconnect import Reconnect
 from muster.links.selecting import SelectingLink
 from muster.links.session import Caller, Session
-from muster.runtime.stderr_messages import print_stderr
+from muster.runtime.stderr_messages import LastMessage, print_stderr
 
 RETRY_SECONDS: Final = 0.5
-"""At least, between two attempts to connect to fixed addresses."""
+"""At least, between two attempts to connect to the same address."""
 
-LOOK_SECONDS: Final = 2.0
-"""Between two looks, while nothing comes, whether another coordinator has taken over: one that is
-stopped, and not dead, keeps the connection open, and so does an SSH that has lost its other end."""
+POLL_SECONDS: Final = 2.0
+"""Between two checks, while a link stands still, whether another coordinator has taken over: one
+that is stopped, and not dead, keeps it open, and so does an SSH that has lost its other end."""
+
+
+class AddressFile:
+    """Where this host reaches the coordinator, for one link that follows it."""
+
+    def __init__(self, own: AgentAssignment) -> None:
+        self._path = Path(own.address_file)
+        self._place: tuple[str, int] | None = None
+
+    def take(self) -> CoordinatorAddress:
+        """Return the address to connect to. Raises `ConnectionError` while there is none."""
+        address = read_coordinator_address(self._path)
+        if address is None:
+            raise ConnectionError("there is no coordinator")
+        self._place = address.place
+        return address
+
+    @property
+    def has_changed(self) -> bool:
+        """True if another coordinator has taken over since, or another way leads to it."""
+        known = read_coordinator_address(self._path)
+        return known is not None and known.place != self._place
 
 
 class CoordinatorLink:
@@ -51,13 +72,12 @@ class CoordinatorLink:
         on_message: Callable[[CoordinatorMessage], None],
     ) -> None:
         self._assignment = assignment
-        addresses = coordinator_addresses(assignment)
-        self._reconnect = Reconnect(addresses, RETRY_SECONDS, say=print_stderr)
+        self._file = AddressFile(assignment)
+        self._problem = LastMessage()
         self._retry_at = 0.0
         self._selector = selector
         self._on_message = on_message
         self._link: SelectingLink[CoordinatorMessage] | None = None
-        self._address: CoordinatorAddress | None = None
         self.is_welcome = False
         """Whether the coordinator has accepted us; set by the owner, reset with the connection."""
 
@@ -69,11 +89,11 @@ class CoordinatorLink:
     def connect(self) -> bool:
         """Try once; return whether a connection is being established."""
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        is_sealed = self._assignment.is_remote
         try:
-            address = self._reconnect.next_address()
+            address = self._file.take()
+            is_sealed = self._assignment.is_remote or address.is_remote
             self._link = SelectingLink(
-                (address.host, address.port),
+                address.place,
                 Caller(_identity(self._assignment)) if is_sealed else Session(),
                 self._selector,
                 decode_coordinator_message,
@@ -82,7 +102,6 @@ class CoordinatorLink:
             )
         except OSError:
             return False
-        self._address = address
         return True
 
     @property
@@ -95,12 +114,9 @@ class CoordinatorLink:
         """Whether another address is published than the one we connected to last.
 
         A coordinator that is suspended keeps its connections although another one has taken over.
-        Of fixed addresses, whether the next one may be tried.
+        Without a connection, also whether the same address may be tried again.
         """
-        if self._assignment.coordinators:
-            return not self.is_open and time.monotonic() >= self._retry_at
-        known = read_coordinator_address(Path(self._assignment.address_file))
-        return known not in {None, self._address}
+        return self._file.has_changed or (not self.is_open and time.monotonic() >= self._retry_at)
 
     @property
     def is_authentic(self) -> bool:
@@ -108,9 +124,8 @@ class CoordinatorLink:
 
         Any user can bind a freed port.
         """
-        if self._link is None:
-            return False
-        return self._assignment.is_remote or is_same_user(self._link.socket)
+        link = self._link
+        return link is not None and (link.is_sealed or is_same_user(link.socket))
 
     def send(self, message: AgentMessage) -> None:
         """Send now or as soon as there is room; dropped without a connection."""
@@ -124,61 +139,45 @@ class CoordinatorLink:
 
     def _on_closed(self, error: Exception | None) -> None:
         self._link, self.is_welcome = None, False
-        if error is not None:
-            self._reconnect.failed(error, "closed the connection to the coordinator: ")
+        if error is not None and self._problem.is_new(str(error)):
+            print_stderr(f"closed the connection to the coordinator: {error}")
 
 
-class HomeLink(BlockingLink):
+class ThreadLink(BlockingLink):
     """A link of a thread, for as long as no other coordinator takes over."""
 
     def __init__(
         self,
         own: AgentAssignment | JoinOrder,
-        address: CoordinatorAddress,
         hello: LogHello | StoreHello | JoinRequest,
+        where: AddressFile | CoordinatorAddress,
     ) -> None:
         """Connect, and say `hello`. Raises OSError and `AuthenticationFailed`."""
-        place = address.host, address.port
+        self._file = where if isinstance(where, AddressFile) else None
+        address = where.take() if isinstance(where, AddressFile) else where
         session = Caller(_identity(own))
         session.send(encode(hello))
-        super().__init__(socket.create_connection(place, SEND_TIMEOUT_SECONDS), session)
-        self._address = address
-        self._file: Path | None = None
-        if isinstance(own, AgentAssignment) and not own.coordinators:
-            self._file = Path(own.address_file)
+        super().__init__(socket.create_connection(address.place, POLL_SECONDS), session)
+        self._open_by = time.monotonic() + SEND_TIMEOUT_SECONDS
         self.open()
 
     def has_news(self, seconds: float) -> bool:
-        if super().has_news(seconds):
+        """Wait, at most until something has come; return whether it has."""
+        if select.select([self._socket], [], [], seconds)[0]:
             return True
-        known = None if self._file is None else read_coordinator_address(self._file)
-        if known not in {None, self._address}:
-            raise ConnectionError("another coordinator has taken over")
+        self._check_file()
         return False
 
-    def receive(self) -> bytes:
-        while not self.has_news(LOOK_SECONDS):
-            pass
-        return super().receive()
+    def on_timeout(self, error: TimeoutError) -> None:
+        if not self._session.is_open and time.monotonic() >= self._open_by:
+            raise error
+        self._check_file()
 
-
-def coordinator_addresses(own: AgentAssignment) -> Callable[[], CoordinatorAddress]:
-    """Return what says where the coordinator may be, with each call for another attempt.
-
-    It raises `ConnectionError` while nothing is known.
-    """
-    if own.coordinators:
-        return cycle(own.coordinators).__next__
-
-    def published() -> CoordinatorAddress:
-        address = read_coordinator_address(Path(own.address_file))
-        if address is None:
-            raise ConnectionError("there is no coordinator")
-        return address
-
-    return published
+    def _check_file(self) -> None:
+        if self._file is not None and self._file.has_changed:
+            raise ConnectionError("another coordinator has taken over")
 
 
 def _identity(own: AgentAssignment | JoinOrder) -> Identity:
-    claim = AgentClaim(job_uid=own.job_uid, host=own.host, generation=own.generation)
+    claim = AgentClaim(job_uid=own.job_uid, host=own.host, agent_number=own.agent_number)
     return job_identity(encode(claim), sha256_of(own.token))

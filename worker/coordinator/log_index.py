@@ -129,7 +129,7 @@ def discard_oldest_lines(logs: Path, limit_bytes: int, running: AbstractSet[LogN
         for entry in os.scandir(logs)
         if (name := LogName.parse(entry.name)) is not None
     }
-    used = {name: max(0, 512 * it.st_blocks - _BLOCK_BYTES) for name, it in found.items()}
+    used = {name: max(0, 512 * status.st_blocks - _BLOCK_BYTES) for name, status in found.items()}
     excess = sum(used.values()) - limit_bytes
     if excess <= 0:
         return False

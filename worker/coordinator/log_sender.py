@@ -1,7 +1,7 @@
-"""Sends home the logs of ranks on another host: a thread of the storage process there.
+"""Sends the logs of ranks to another host, the coordinator's: a thread of the storage process.
 
 It has a connection of its own: the lines of all ranks delay no heartbeat. It tells only what is in
-the files, so nothing is lost with it: its successor, or itself on the next connection, first hears
+the files, so nothing is lost with it: its successor, or itself on the next connection, first gets
 what the coordinator has.
 
 The agent notes each truncation of a log in its time index (`worker.coordinator.log_index`).
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.messages.agent import LogHello
-from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
+from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.messages.logs import (
     PART_BYTES,
     BatchKept,
@@ -28,7 +28,7 @@ from muster.contracts.messages.logs import (
     DrainLogs,
     Kind,
     LogPart,
-    LogsAtHome,
+    LogsAtCoordinator,
     LogsDrained,
     ReceiverMessage,
     SenderMessage,
@@ -38,36 +38,36 @@ from muster.contracts.settings.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles
 from muster.host import files as host_files
 from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.logs.log_file import open_log
-from worker.coordinator.link import HomeLink, coordinator_addresses
+from worker.coordinator.link import AddressFile, ThreadLink
 
 PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
 PAUSE_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
 
-BATCH_BYTES: Final = 4 * PART_BYTES  # sent before what came before must be at home
+BATCH_BYTES: Final = 4 * PART_BYTES  # sent before what came before must have been kept
 RETRY_SECONDS: Final = 0.5
 
 
 class Channel:
     """The conversation of `muster.contracts.messages.logs` on a link, which raises its errors."""
 
-    def __init__(self, own: AgentAssignment, address: CoordinatorAddress) -> None:
+    def __init__(self, own: AgentAssignment) -> None:
         self.is_asked_to_drain = False
         self._unkept_bytes = 0
         owner = JobFiles(Path(own.job_root)).owner.stat()
         hello = LogHello(directory=(owner.st_ino, owner.st_mtime_ns))
-        self._link = HomeLink(own, address, hello)
+        self._link = ThreadLink(own, hello, AddressFile(own))
 
-    def sizes_at_home(self) -> dict[tuple[LogName, Kind], int]:
+    def sizes_at_coordinator(self) -> dict[tuple[LogName, Kind], int]:
         """Return what the coordinator says first."""
         sizes: dict[tuple[LogName, Kind], int] = {}
-        while isinstance(message := self.receive(), LogsAtHome):
+        while isinstance(message := self.receive(), LogsAtCoordinator):
             sizes |= {(LogName(rank, attempt), kind): n for rank, attempt, kind, n in message.sizes}
             if message.is_last:
                 break
         return sizes
 
     def send(self, message: SenderMessage) -> None:
-        """Send; returns after a while only once what was sent before is at home."""
+        """Send; returns after a while only once what was sent before is kept."""
         self._link.send(encode(message))
         if isinstance(message, LogPart):
             self._unkept_bytes += len(message.data) + 1
@@ -75,7 +75,7 @@ class Channel:
                 self.flush()
 
     def flush(self) -> None:
-        """Return once everything that was sent is at home."""
+        """Return once everything that was sent is kept."""
         if self._unkept_bytes:
             self.send(BatchSent())
             while not isinstance(self.receive(), BatchKept):
@@ -103,7 +103,7 @@ class _Sent:
     log: int | None = None  # None: not even its existence is known
     times: int = 0
     begin: int = 0
-    epoch: int | None = None  # of the log; None until the marks at home were looked up
+    epoch: int | None = None  # of the log; None until the coordinator's marks were looked up
     has_exit: bool = False
 
 
@@ -117,7 +117,7 @@ class LogPasses:
         send: Callable[[LogPart], None],
         part_bytes: int = PART_BYTES,
     ) -> None:
-        """`sizes` are those at home. A part is as long as several time marks."""
+        """`sizes` are those of the coordinator. A part is as long as several time marks."""
         self._files = files
         self._send_part = send
         self._part_bytes = part_bytes
@@ -231,17 +231,16 @@ def _covered(marks: bytes, end: int) -> bytes:
 def send_logs(own: AgentAssignment, is_ending: threading.Event) -> None:
     """Keep a connection to the coordinator and send what is new.
 
-    Returns once everything is home that was there when `is_ending` was set.
+    Returns once everything is sent that was there when `is_ending` was set.
     """
-    attempts = Reconnect(coordinator_addresses(own), RETRY_SECONDS)
-    for _ in attempts:
-        with suppress(*LINK_ERRORS), closing(Channel(own, attempts.next_address())) as channel:
+    for _ in Reconnect(RETRY_SECONDS):
+        with suppress(*LINK_ERRORS), closing(Channel(own)) as channel:
             _serve(channel, JobFiles(Path(own.job_root)), is_ending)
             return
 
 
 def _serve(channel: Channel, files: JobFiles, is_ending: threading.Event) -> None:
-    passes = LogPasses(files, channel.sizes_at_home(), channel.send)
+    passes = LogPasses(files, channel.sizes_at_coordinator(), channel.send)
     while True:
         began = time.monotonic()
         is_last, is_draining = is_ending.is_set(), channel.is_asked_to_drain

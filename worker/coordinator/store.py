@@ -36,7 +36,7 @@ from muster.contracts.messages.storage import (
 from muster.contracts.messages.wire import decode_store_answer, encode
 from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.runtime.storage_client import error_of
-from worker.coordinator.link import HomeLink, coordinator_addresses
+from worker.coordinator.link import AddressFile, ThreadLink
 
 REACH_SECONDS: Final = 30.0
 """How long a call waits for a coordinator: a successor takes over within seconds."""
@@ -47,22 +47,22 @@ BREAKS_LIMIT: Final = 8
 """After this many broken connections the call itself is assumed to be the cause."""
 
 
-class CoordinatorLine:
+class StoreLink:
     """The connection of one thread of the storage process, made when it is needed."""
 
     def __init__(self, own: AgentAssignment) -> None:
         self._own: Final = own
-        self.reconnect: Final = Reconnect(coordinator_addresses(own), RETRY_SECONDS, REACH_SECONDS)
-        self.link: HomeLink | None = None
+        self.reconnect: Final = Reconnect(RETRY_SECONDS, REACH_SECONDS)
+        self.channel: ThreadLink | None = None
         """What a store has claimed holds for this one."""
 
     def connect(self) -> None:
         """Connect unless that is done. Raises OSError, `WireError`, `AuthenticationFailed`."""
-        if self.link is not None:
+        if self.channel is not None:
             return
-        self.link = HomeLink(self._own, self.reconnect.next_address(), StoreHello())
+        self.channel = ThreadLink(self._own, StoreHello(), AddressFile(self._own))
         try:
-            decode_store_answer(self.link.receive())  # it listens
+            decode_store_answer(self.channel.receive())  # it listens
         except BaseException:
             self.close()
             raise
@@ -74,17 +74,17 @@ class CoordinatorLine:
 
         Raises the error that the other end has met, or that of the connection, which is closed.
         """
-        assert self.link is not None  # noqa: S101  it is connected
+        assert self.channel is not None  # noqa: S101  it is connected
         found = bytearray()
         try:
-            self.link.send(encode(call))
+            self.channel.send(encode(call))
             for buffer in chain(*content):
                 for start in range(0, len(buffer), CHUNK_BYTES):
-                    self.link.send(buffer[start : start + CHUNK_BYTES])
-            while isinstance(answer := decode_store_answer(self.link.receive()), StorageWarned):
+                    self.channel.send(buffer[start : start + CHUNK_BYTES])
+            while isinstance(answer := decode_store_answer(self.channel.receive()), StorageWarned):
                 warn(answer.message)
             while isinstance(answer, StoreAnswer) and len(found) < answer.size_bytes:
-                found += self.link.receive()
+                found += self.channel.receive()
         except BaseException:  # in the middle of a call: nothing can follow
             self.close()
             raise
@@ -93,21 +93,21 @@ class CoordinatorLine:
         return answer, found
 
     def close(self) -> None:
-        if self.link is not None:
-            self.link.close()
-            self.link = None
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
 
 
 class CoordinatorStore:
     """A `CheckpointStore` in a directory of the coordinator's host."""
 
-    def __init__(self, line: CoordinatorLine, location: Path, warn: Callable[[str], None]) -> None:
+    def __init__(self, link: StoreLink, location: Path, warn: Callable[[str], None]) -> None:
         """`warn` takes sentences for the user."""
         self.location: Final = location
-        self._line: Final = line
+        self._link: Final = link
         self._warn: Final = warn
         self._claim: StoreCall | None = None
-        self._claimed_on: HomeLink | None = None
+        self._claimed_on: ThreadLink | None = None
 
     def latest(self) -> CheckpointName | None:
         return next(iter(self._names("latest")), None)
@@ -132,7 +132,7 @@ class CoordinatorStore:
         answer, _ = self._call(call)
         (claimed,) = answer.numbers
         self._claim = msgspec.structs.replace(call, generation=claimed)
-        self._claimed_on = self._line.link
+        self._claimed_on = self._link.channel
         return claimed
 
     def commit(self, unsigned: Manifest, packed: Packed) -> tuple[CheckpointName, Manifest]:
@@ -155,9 +155,9 @@ class CoordinatorStore:
 
     def close(self) -> None:
         self._claim = None
-        if self._line.link is not None:  # otherwise the other end has closed the store
+        if self._link.channel is not None:  # otherwise the other end has closed the store
             with suppress(*LINK_ERRORS, CheckpointError):
-                self._line.exchange(self._to("close"), self._warn)
+                self._link.exchange(self._to("close"), self._warn)
 
     def _to(self, method: StoreMethod, name: CheckpointName | None = None) -> StoreCall:
         of = "" if name is None else str(name)
@@ -170,16 +170,16 @@ class CoordinatorStore:
         self, call: StoreCall, *content: Iterable[memoryview]
     ) -> tuple[StoreAnswer, bytearray]:
         """Make a call, on a new connection after claiming again if one breaks."""
-        breaks, attempts = 0, self._line.reconnect
+        breaks, attempts = 0, self._link.reconnect
         for _ in attempts:
             was_connected = False
             try:
-                self._line.connect()
+                self._link.connect()
                 was_connected = True
-                if self._claim is not None and self._claimed_on is not self._line.link:
-                    self._line.exchange(self._claim, self._warn)
-                    self._claimed_on = self._line.link
-                return self._line.exchange(call, self._warn, *content)
+                if self._claim is not None and self._claimed_on is not self._link.channel:
+                    self._link.exchange(self._claim, self._warn)
+                    self._claimed_on = self._link.channel
+                return self._link.exchange(call, self._warn, *content)
             except LINK_ERRORS as error:
                 attempts.failed(error)
                 if was_connected:  # however long a large state has taken until then

@@ -117,8 +117,8 @@ class ExitLog:
         known = [self._redaction.redact(said) for said in rank.kept_messages()]
         # It may have been written when the process began to exit: what came later holds.
         is_old = any(
-            isinstance(it.message, Heartbeat) and it.message.phase is not Phase.TRAINING
-            for it in known
+            isinstance(said.message, Heartbeat) and said.message.phase is not Phase.TRAINING
+            for said in known
         )
         unreported = [
             said

@@ -23,7 +23,7 @@ from muster.contracts.job.retry import VRAM_BACKOFF
 from muster.contracts.messages.agent import StartRank
 from muster.contracts.messages.assignment import AgentAssignment, VramNeed
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.containment import tagged_processes
 from muster.host.files import closing, replace_private
 from muster.host.gpus import GpusBusy, claimed, is_claimed, list_gpus, measure_gpus, nameable
@@ -130,7 +130,7 @@ class RankGpus:
         """Renew the leases of running ranks from time to time; to be called at every tick."""
         if self._is_sharing and time.monotonic() >= self._next_renewal:
             self._next_renewal = time.monotonic() + vram.RENEW_SECONDS
-            self._ledger.change(lambda it: vram.change(it, *tags, renewed_at=time.time()))
+            self._ledger.change(lambda leases: vram.change(leases, *tags, renewed_at=time.time()))
 
     def release(self, tag: str) -> None:
         """Give back the memory of an attempt that has ended."""
@@ -164,9 +164,8 @@ class RankGpus:
             self._ledger.write(leases)
         gpu = max(free, key=lambda gpu: free[gpu])
         facts = [f"{free[gpu]} MB free on {gpu}"]
-        facts += [
-            f"{it.holder} holds {it.counted_mb(now)} MB of it" for it in leases if it.gpu == gpu
-        ]
+        on_it = (lease for lease in leases if lease.gpu == gpu)
+        facts += [f"{lease.holder} holds {lease.counted_mb(now)} MB of it" for lease in on_it]
         facts += [] if usable[gpu] else ["a rank has it for itself"]
         ranks = f" for each of {missing} ranks" if missing > 1 else ""
         needed = f"{need.vram_mb} MB of GPU memory{ranks} on {self._host}"
@@ -205,16 +204,16 @@ class RankGpus:
         if self._need is not None:
             # A description may shorten a UUID, as CUDA_VISIBLE_DEVICES may.
             pairs = (
-                (gpu, mb) for gpu in found for it, mb in described.items() if gpu.startswith(it)
+                (gpu, mb) for gpu in found for uuid, mb in described.items() if gpu.startswith(uuid)
             )
             usable = {gpu: mb for gpu, mb in pairs if mb >= self._need.vram_mb}
-            of_size = f" of {self._need.vram_mb} MB, as cluster.yaml describes them,"
+            of_size = f" of {self._need.vram_mb} MB, as the cluster file describes them,"
         needed = 1 if self._is_sharing else self._at_once
         if len(usable) < needed:
             advice = "choose a smaller gpus_per_rank, or fewer ranks for a gang"
-            absent = [it for it in described if not any(gpu.startswith(it) for gpu in found)]
+            absent = [uuid for uuid in described if not any(gpu.startswith(uuid) for gpu in found)]
             if absent and found:
-                named = f"cluster.yaml names {', '.join(absent)}, and the host has"
+                named = f"the cluster file names {', '.join(absent)}, and the host has"
                 advice = f"{named} {', '.join(found)}: correct it, and restart the services"
             raise InvalidProgram(
                 f"the job needs {needed} GPUs{of_size} at once, and its host has {len(usable)} for "

@@ -10,7 +10,7 @@ from typing import Final
 
 from muster.contracts.messages.agent import RankSaid
 from muster.host.peers import name_senders, peer_of, short_socket_path
-from muster.runtime.agent_sockets import generation_of, sockets_beside
+from muster.runtime.agent_sockets import number_of, sockets_beside
 from muster.runtime.stderr_messages import print_stderr
 from worker.ranks.rank import RankProcess
 
@@ -113,7 +113,7 @@ class ReconnectListener:
             selector.register(self._socket, selectors.EVENT_READ, self.accept_waiting)
             self._is_listening = True
         for other in sockets_beside(path):
-            if generation_of(other) < generation_of(path):
+            if number_of(other) < number_of(path):
                 with suppress(OSError):
                     other.unlink()
 

@@ -115,9 +115,9 @@ class AdoptedProcess:
         return bool(poll.poll(0))
 
     def exit_status(self) -> ExitStatus:
-        # It may be reaped between the first two looks; the third one then works.
-        for look in (self._status_from_pidfd, self._status_of_zombie, self._status_from_pidfd):
-            status = look()
+        # It may be reaped between the first two attempts; the third one then works.
+        for read in (self._status_from_pidfd, self._status_of_zombie, self._status_from_pidfd):
+            status = read()
             if status is not None:
                 return ExitStatus.of(os.waitstatus_to_exitcode(status))
         return UNKNOWN_EXIT

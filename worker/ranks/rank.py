@@ -41,12 +41,8 @@ from muster.contracts.messages.rank import (
 from muster.contracts.messages.wire import decode_rank_hello, decode_rank_message, encode
 from muster.contracts.rank import Phase
 from muster.contracts.series import Window, joined
-from muster.contracts.settings.environ import (
-    ATTEMPT_VARIABLES,
-    LATE_PULSES,
-    PROCESS_TAG,
-    SPARE_RANK,
-)
+from muster.contracts.settings.environ import LATE_PULSES
+from muster.contracts.settings.names import ATTEMPT_VARIABLES, PROCESS_TAG, SPARE_RANK
 from muster.host.containment import is_contained, kill_attempt, tagged_processes
 from muster.host.peers import name_senders, receive_from
 from muster.host.processes import ProcessorWait, identify, running_in_group, send_signal
@@ -96,7 +92,7 @@ class RankProcess:
         self._last_word = UNKNOWN_EXIT
         self._known_at = time.monotonic() + HELLO_SECONDS if self.channel is None else -math.inf
         """When an adopted rank has told who trains, and whether that stops already."""
-        self._heard_at = time.monotonic()
+        self._seen_at = time.monotonic()
         self._wait: ProcessorWait | None = None
         """Of its trainer, while that is late with its heartbeat."""
         self._survivors: ProcessorWait | None = None
@@ -146,7 +142,7 @@ class RankProcess:
         self.rank, self.attempt = order.rank, order.attempt
         self.tag = own[PROCESS_TAG]
         kept = (Executing, Code)
-        self._latest = {kind: it for kind, it in self._latest.items() if kind in kept}
+        self._latest = {kind: message for kind, message in self._latest.items() if kind in kept}
         return True
 
     @property
@@ -176,7 +172,7 @@ class RankProcess:
                 packet, sender = b"", 0
             if not packet:
                 return messages, False
-            self._heard_at, self._wait = time.monotonic(), None
+            self._seen_at, self._wait = time.monotonic(), None
             with suppress(WireError):
                 message = self._decoded(packet, sender)
                 if self.keep(message):
@@ -210,7 +206,7 @@ class RankProcess:
         if pid == self.pid:
             self.trainers[pid] = self.process
             return
-        for gone in [it for it in self.trainers.values() if it.has_exited()]:
+        for gone in [trainer for trainer in self.trainers.values() if trainer.has_exited()]:
             if gone is not self.process and self._asked is None:
                 self.trainers.pop(gone.pid).release()
         record = None if pid in self.trainers else identify(pid, or_zombie=True)
@@ -287,7 +283,7 @@ class RankProcess:
 
         0 for a rank that is on time: a look reads a file for each thread.
         """
-        is_late = time.monotonic() >= self._heard_at + LATE_PULSES * pulse_seconds
+        is_late = time.monotonic() >= self._seen_at + LATE_PULSES * pulse_seconds
         if is_late and self._wait is None and self.trainer and not self.trainer.has_exited():
             self._wait = ProcessorWait(self.trainer.pid)
         wait = self._survivors or self._wait
@@ -338,12 +334,12 @@ class RankProcess:
         """
         return os.memfd_create(f"muster-arena-{self.rank}", os.MFD_CLOEXEC)
 
-    def send_group(self, layout: WorkerGroup, memory: Sequence[int]) -> bool:
+    def send_group(self, group: WorkerGroup, memory: Sequence[int]) -> bool:
         """Send a worker group with descriptors; return False if it has to be tried again."""
         if self.channel is None:
             return False
         try:
-            socket.send_fds(self.channel, [encode(layout)], memory)
+            socket.send_fds(self.channel, [encode(group)], memory)
         except ConnectionError:  # closed: nothing reads it any more
             return True
         except OSError:
@@ -356,7 +352,8 @@ class RankProcess:
         # What a spare process was starting as it changed its tag may still have the first one.
         is_over = all([kill_attempt(tag) for tag in {self.tag, self._first_tag}])  # noqa: C419  both
         if not is_over and self._survivors is None:
-            self._survivors = ProcessorWait(*(it.pid for it in tagged_processes(self.tag)))
+            left = tagged_processes(self.tag)
+            self._survivors = ProcessorWait(*(process.pid for process in left))
         return is_over
 
     def release(self) -> None:

@@ -29,7 +29,7 @@ from muster.contracts.messages.agent import (
 )
 from muster.contracts.messages.assignment import AdoptedRank, AgentAssignment
 from muster.contracts.messages.rank import Code, JoinedProcessEnded, Orphaned, Warned
-from muster.contracts.settings.environ import (
+from muster.contracts.settings.names import (
     AGENT_SOCKET,
     ERROR_FILE,
     ORPHAN_TIMEOUT,
@@ -83,7 +83,7 @@ class RankTable:
         self._starter = starter
         self._report = report
         self._pulse_seconds = assignment.agent_heartbeat_seconds
-        self._socket = self._files.agent_socket(assignment.generation)
+        self._socket = self._files.agent_socket(assignment.agent_number)
         self._variables = {
             AGENT_SOCKET: str(self._socket),
             ORPHAN_TIMEOUT: repr(assignment.orphan_timeout_seconds),
@@ -263,14 +263,13 @@ class RankTable:
 
     def pulse(self, late_seconds: float) -> AgentHeartbeat:
         """Return the agent's heartbeat, which is so late, with the ranks that cannot send one."""
-        each = self._running.values()
-        waits = ((it.rank, it.attempt, it.starved_seconds(self._pulse_seconds)) for it in each)
+        each, pulse_seconds = self._running.values(), self._pulse_seconds
+        outside = (rank for rank in each if not rank.has_joined)
+        waits = ((rank.rank, rank.attempt, rank.starved_seconds(pulse_seconds)) for rank in each)
         return AgentHeartbeat(
-            stopped=tuple(
-                (it.rank, it.attempt) for it in each if not it.has_joined and is_stopped(it.pid)
-            ),
+            stopped=tuple((rank.rank, rank.attempt) for rank in outside if is_stopped(rank.pid)),
             # A pulse that is a little late says nothing: it would add up.
-            late_seconds=round(late_seconds, 1) if late_seconds > self._pulse_seconds / 2 else 0.0,
+            late_seconds=round(late_seconds, 1) if late_seconds > pulse_seconds / 2 else 0.0,
             starved=tuple(wait for wait in waits if wait[-1]),
         )
 
@@ -295,7 +294,7 @@ class RankTable:
 
         Their peers wait for a group without them, which needs neither containment nor record.
         """
-        unknown = [it for it in self._running.values() if it.rank not in self._exited_at]
+        unknown = [rank for rank in self._running.values() if rank.rank not in self._exited_at]
         new = [rank for rank in unknown if rank.process.has_exited()]
         died = [rank for rank in new if rank.is_member and rank.process.exit_status().is_failure]
         for rank in new:
@@ -419,15 +418,15 @@ class GroupPublisher:
         """
         if self._order is None or not any(map(self._is_pending, self._recipients)):
             return
-        seats = list(zip(self._order.group.members, self._order.attempts, strict=True))
-        here = [(seat.rank, attempt) for seat, attempt in seats if seat.host == self._host]
+        placed = list(zip(self._order.group.members, self._order.attempts, strict=True))
+        here = [(member.rank, attempt) for member, attempt in placed if member.host == self._host]
         found = [self._ranks.find(*attempt) for attempt in here]
         members = [member for member in found if member is not None]
         if len(members) < len(found):
             self._recipients = []
             return
         memory: list[int] = []
-        if len(here) == len(seats):
+        if len(here) == len(placed):
             if self._result is None:
                 self._result = os.memfd_create("muster-result", os.MFD_CLOEXEC)
             memory = [self._result, *(member.arena for member in members)]

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from muster.contracts.messages.agent import StartRank
 from muster.contracts.messages.assignment import AgentAssignment
-from muster.contracts.settings.environ import (
+from muster.contracts.settings.environ import JOB_VARIABLES
+from muster.contracts.settings.names import (
     ATTEMPT_VARIABLES,
-    JOB_VARIABLES,
     PROCESS_TAG,
     PROCESS_TAG_WIDTH,
     SPARE,
@@ -91,7 +91,7 @@ class SpareRanks:
             self._order = wanted
             self.end_all()
         may_load = self._loads_quickly or bool(common.get(JOB_VARIABLES["command"]))
-        for spare in sorted(self._spares, key=lambda it: not it.is_ready):
+        for spare in sorted(self._spares, key=lambda spare: not spare.is_ready):
             if spare.process.has_exited() or not (spare.is_ready or may_load):
                 continue
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,8 @@ class SpareRanks:
         """Start another spare process if one is missing, one at a time."""
         now = time.monotonic()
         is_missing = len(self._spares) < self._count and now >= self._not_before
-        if self._order is None or not is_missing or not all(it.is_ready for it in self._spares):
+        is_loading = not all(spare.is_ready for spare in self._spares)
+        if self._order is None or not is_missing or is_loading:
             return
         # As long as any tag, so that it can be overwritten in place.
         tag = self._prefix + str(self._started).zfill(PROCESS_TAG_WIDTH - len(self._prefix))

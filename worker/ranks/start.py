@@ -28,9 +28,9 @@ from muster.contracts.messages.assignment import FORKED_PID, AgentAssignment, Fo
 from muster.contracts.messages.rank import Executing
 from muster.contracts.messages.wire import encode
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import (
+from muster.contracts.settings.environ import JOB_VARIABLES
+from muster.contracts.settings.names import (
     AGENT_FD,
-    JOB_VARIABLES,
     PREFORK_FD,
     PROCESS_TAG,
     PROCESS_TAG_WIDTH,
@@ -182,9 +182,9 @@ class PreforkStarter(ExecStarter):
     def __init__(
         self, job_uid: str, limits: ShellLimits, python: str | None, on_wait: Callable[[], None]
     ) -> None:
-        """`on_wait` is called each second while the server imports: the agent has to be heard."""
+        """`on_wait` is called each second while the server imports: the agent has to report."""
         super().__init__(limits, python)
-        self._tag = f"{job_uid}/template"
+        self._tag = f"{job_uid}/prefork"
         self._server: ProcessRecord | None = None
         self._channel: socket.socket | None = None
         self._doubtful_tags: list[str] = []

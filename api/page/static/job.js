@@ -11,10 +11,10 @@ let view = { workers: {} }, skew = 0; // of our clock, in milliseconds
 const renewParts = together(() => renew("timeline", "pausing"), 500);
 const renewRanks = together(() => renew("workers"), 200);
 
-function heard() {
+function showAges() {
   const now = Date.now() + skew;
-  for (const cell of document.querySelectorAll("[data-heard]")) {
-    const at = cell.dataset.heard, age = Math.max(0, now - Date.parse(at)) / 1000;
+  for (const cell of document.querySelectorAll("[data-seen]")) {
+    const at = cell.dataset.seen, age = Math.max(0, now - Date.parse(at)) / 1000;
     const text = at ? `${age.toFixed(1)} s` : "–";
     if (cell.textContent !== text) cell.textContent = text;
   }
@@ -33,12 +33,12 @@ function take(changed) {
     const row = document.querySelector(`[data-rank="${rank}"]`);
     if (!row) { renewRanks(); continue; }
     show(row, worker);
-    row.querySelector("[data-heard]").dataset.heard = worker.heard_at ?? "";
+    row.querySelector("[data-seen]").dataset.seen = worker.seen_at ?? "";
   }
   for (const rank of left) delete view.workers[rank];
   if (left.length) renewRanks();
   show(head, view);
-  heard();
+  showAges();
   head.dataset.live = "";
 }
 
@@ -88,7 +88,7 @@ head.addEventListener("click", (event) => {
 
 if (!("over" in head.dataset)) {
   const words = () => [...document.querySelectorAll(".differs")].map((word) => word.id);
-  const timers = [setInterval(heard, 1000), setInterval(() => document.hidden || renew("timeline", ...words()), 5000)];
+  const timers = [setInterval(showAges, 1000), setInterval(() => document.hidden || renew("timeline", ...words()), 5000)];
   const end = () => {
     timers.forEach(clearInterval);
     renew("actions", "timeline", "workers");

@@ -36,7 +36,7 @@ export function show(root, view) {
     const name = element.dataset.text, text = TEXTS[name](view);
     if (element.textContent !== text) element.textContent = text;
     if (name === "status") element.className = `status ${view.status}`;
-    if (name === "state") element.className = `state ${view.state}`;
+    if (name === "process") element.className = `process ${view.process}`;
   }
   const bar = root.querySelector("progress");
   if (bar) bar.value = progress(view);

@@ -31,7 +31,7 @@ export const TEXTS = {
   ranks: (view) => (OVER.has(view.status) ? `${view.world_size}` : `${view.living}/${view.world_size}`),
   restarts: (view) => `${view.restarts}`,
   checkpoint: (view) => known(view.last_checkpoint_step, (step) => `step ${step}`),
-  state: (view) => view.state,
+  process: (view) => view.process,
   pid: (view) => known(view.pid, String),
   node: (view) => view.node || NOTHING,
 };

@@ -14,6 +14,7 @@ from coordinator.decide.state.rank import (
     Cause,
     RankSnapshot,
 )
+from coordinator.decide.state.request import NOT_ASKED, Request, RequestState
 from muster.checkpoints.manifest import RestorePoint
 from muster.contracts.agent import TRANSITIONS, UNPLACED, AgentState
 from muster.contracts.errors import move
@@ -25,7 +26,7 @@ from muster.contracts.messages.rank import Raised, StateMismatch
 from muster.contracts.pool import Pool
 
 AGENT_FRESHNESS_SHARE: Final = 0.25
-"""Share of the heartbeat timeout for which one agent pulse proves that the agent hears its ranks.
+"""Share of the heartbeat timeout for which one agent pulse proves that the agent reads its ranks.
 
 Longer than the pause between two pulses, and short enough that one more missed heartbeat does not
 yet make a rank a suspect.
@@ -50,20 +51,18 @@ class AgentSnapshot:
     is_local: bool = True  # of the coordinator's own host, whose processes it sees itself
     order: int = 0  # of the host, among those on which a job may have ranks
     state: AgentState = AgentState.ABSENT
-    generation: int = 0  # its number; the agents of a host count up
+    agent_number: int = 0  # the agents of a host count up
     since: float = NEVER
     """When it entered this state, or was last killed for staying in it."""
-    heard_at: float = NEVER
+    seen_at: float = NEVER
     """When the last heartbeat came, or when it was started or inherited if that was later."""
     starved_seconds: float = 0.0  # for which it got no processor since then
     is_inherited: bool = False  # the previous coordinator left it, or its ranks
     failures: int = 0  # agents lost in a row before a rank came alive
     start_at: float = NEVER  # earliest start of the next agent
     trouble: Cause | None = None  # why no agent runs yet, on any host but the coordinator's own
-    listing_since: float = NEVER  # since when it lists what the ranks of a gang have saved
-    draining_since: float = NEVER
-    """Since when its host was asked to send the last logs of ranks that have ended."""
-    is_drained: bool = False  # they are at home
+    listing: Request = NOT_ASKED  # to list what the ranks of a gang have saved
+    logs: Request = NOT_ASKED  # to its host, for the last logs of ranks that have ended
     is_unfit: bool = False
     """A rank there has found that the host cannot run this job: no other one is started there."""
     has_code: bool = False  # a rank there has trained the code of the job
@@ -82,25 +81,20 @@ class AgentSnapshot:
         """True if it exists or is being started, and was not dismissed."""
         return self.state not in {AgentState.ABSENT, AgentState.LEAVING}
 
-    @property
-    def is_listing(self) -> bool:
-        """True if it lists what the ranks of a gang have saved."""
-        return self.listing_since != NEVER
-
-    @property
-    def is_draining(self) -> bool:
-        """True if its host sends the last logs."""
-        return self.draining_since != NEVER and not self.is_drained
-
     def move(self, target: AgentState, now: float) -> "AgentSnapshot":
         """Return the agent in another state, or again in the same one, since `now`."""
         if target is not self.state:
             move(TRANSITIONS, self.state, target)
-        return replace(self, state=target, since=now, starved_seconds=0.0)
+        moved = replace(self, state=target, since=now, starved_seconds=0.0)
+        if moved.is_wanted:
+            return moved
+        # They are gone with it; the next agent has its own.
+        listing, logs = (it.move(RequestState.NONE) for it in (self.listing, self.logs))
+        return replace(moved, listing=listing, logs=logs)
 
 
 LAST: Final = 1 << 30
-"""The order of a host that the cluster's description has no more, or of none at all."""
+"""The order of a host that the cluster file has no more, or of none at all."""
 
 _NO_AGENT: Final = AgentSnapshot(host=UNPLACED, order=LAST)
 
@@ -218,7 +212,7 @@ class JobSnapshot:
 
         A scheduler may choose another machine for the same host.
         """
-        unfit = {it.host for it in self.agents.values() if it.is_unfit}
+        unfit = {agent.host for agent in self.agents.values() if agent.is_unfit}
         return self.is_scheduled or bool({*(self.spec.hosts or self.hosts)} - unfit - {rank.host})
 
     def rank_name(self, rank: RankSnapshot) -> str:
@@ -246,7 +240,7 @@ class JobSnapshot:
 
     def fresh_until(self, agent: AgentSnapshot) -> float:
         """Until when an agent's last heartbeat proves that a silent rank of it is silent itself."""
-        return agent.heard_at + AGENT_FRESHNESS_SHARE * self.spec.heartbeat_timeout
+        return agent.seen_at + AGENT_FRESHNESS_SHARE * self.spec.heartbeat_timeout
 
     @property
     def is_synchronous(self) -> bool:
@@ -270,7 +264,7 @@ class JobSnapshot:
     @property
     def is_listing(self) -> bool:
         """True if an agent lists what the ranks of a gang have saved."""
-        return any(agent.is_listing for agent in self.agents.values())
+        return any(agent.listing.is_open for agent in self.agents.values())
 
     @property
     def is_restore_known(self) -> bool:
@@ -344,6 +338,10 @@ class JobSnapshot:
     def failure(self) -> JobFailure | None:
         """Why the job cannot go on, if so."""
         return self.end.failure
+
+    def fail(self, failure: JobFailure, now: float) -> "JobSnapshot":
+        """Return this job as it fails: the first failure stands, ranks get the grace period."""
+        return replace(self, end=self.end.fail(failure, now, self.spec.stop_grace_seconds))
 
     @property
     def is_done(self) -> bool:

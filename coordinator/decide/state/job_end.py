@@ -44,7 +44,7 @@ TRANSITIONS: Final[Mapping[EndKind, frozenset[EndKind]]] = {
 class JobFailure(Cause):
     """Why a job cannot go on; its ranks save and exit, then its status is FAILED."""
 
-    exit_code: int | None = None
+    exit_code: int = 1  # of a `muster run`; never 0
     blamed: RankExited | None = None  # of a gang, until a rank that failed before it is found
     limit: str = ""  # a verb phrase: why it was not started again
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from muster.contracts import rank as rank_rules
 from muster.contracts.agent import UNPLACED
+from muster.contracts.errors import move
 from muster.contracts.job.retry import RetryClass
 from muster.contracts.job.status import Reason
 from muster.contracts.messages.rank import Raised, Ready
 from muster.contracts.rank import (
     NO_PROGRESS,
+    TRANSITIONS,
     ProcessRecord,
     ProcessState,
     RankProgress,
@@ -95,7 +96,7 @@ class Attempt:
     exit_signal: int | None = None
     spawned_at: float = NEVER
     live_at: float = NEVER  # when it first gave a sign of life
-    heard_at: float = NEVER
+    seen_at: float = NEVER
     starved_seconds: float = 0.0  # for which it got no processor since its last sign of life
     progressed_at: float = NEVER
     stopped_at: float | None = None  # when its agent first saw it stopped (SIGSTOP)
@@ -122,7 +123,7 @@ class Attempt:
         """Return the attempt with its process in another state, or still in the same one."""
         if self.process is target:
             return self
-        return replace(self, process=rank_rules.move(self.process, target))
+        return replace(self, process=move(TRANSITIONS, self.process, target))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

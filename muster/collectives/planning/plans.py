@@ -82,6 +82,7 @@ def _planned(
         raise Unsupported(f"{op} combines bits, which {name} has no use for: use integers")
     if not 0 <= root < world_size:
         raise InvalidRank(root, world_size)
+    # Auto is sent as "", not as the route that is chosen: ranks compare what they asked for.
     call = Call(operation, op, name, "" if route == "auto" else route, root, elements)
     schedule: Schedule = ()
     if operation != "all_to_all":

@@ -126,6 +126,7 @@ class _SumAlone:
 
     def run(self, call: int, timeout_seconds: float) -> None:
         flags, half = self._flags, call % 2
+        # A copy, as our next sums go to the slots while slower ranks may still read this one.
         self._copies[half][:] = self._source  # faster than numpy for so few bytes
         flags.raise_to(PUBLISHED, call)
         if not flags.have_all(PUBLISHED, call):  # the last rank to arrive need not wait

@@ -47,6 +47,7 @@ class MessageReducer:
         self._small = elements * backend.world_size <= SMALL_ELEMENTS
         self._rounds = rounds_of(elements, backend.world_size)
         if self._small:
+            # Every rank sums the whole vector, so the slice for each peer is all of it.
             self._rounds = [[slice(0, elements)] * backend.world_size]
         self._assignment: BlockAssignment = []
         self._plan: Plan
@@ -91,6 +92,7 @@ class MessageReducer:
         outgoing: list[tuple[int, memoryview]] = []
         incoming: list[tuple[int, memoryview]] = []
         for peer in self._peers:
+            # First the slices, then the sum, on both ends: messages of a pair match by their order.
             outgoing += [(peer, part) for part in _bytes_of(held, pieces[peer])]
             outgoing += [(peer, part) for part in _bytes_of([self._result], before[rank])]
             incoming += [(peer, part) for part in _bytes_of(self._inbox_of(peer, pieces[rank]))]
@@ -99,6 +101,7 @@ class MessageReducer:
 
     def _add_up(self, piece: slice) -> None:
         rank = self._backend.rank
+        # In the order of the plan's blocks, rank by rank. Our own are read where they are.
         operands: list[Vector] = []
         for peer, blocks in enumerate(self._assignment):
             own = self.slots[: len(blocks), piece]

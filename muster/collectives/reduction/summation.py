@@ -54,6 +54,7 @@ def plan_of(blocks: Sequence[Block]) -> Plan:
     """
     root = root_of(max((block.stop for block in blocks), default=0))
     numbers = {block: number for number, block in enumerate(blocks)}
+    # A gap and an overlap may add up to the right size: `_additions` finds the gap.
     if sum(block.size for block in blocks) != root.size or len(numbers) != len(blocks):
         raise ValueError(f"{list(blocks)} are not the leaves of {root}, each once")
     result = len(blocks)

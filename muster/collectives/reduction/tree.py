@@ -50,6 +50,8 @@ def root_of(leaves: int) -> Block:
 def blocks_of_range(start: int, stop: int) -> Iterator[Block]:
     """Yield the fewest nodes that cover exactly the leaves [start, stop), left to right."""
     while start < stop:
+        # The largest power of two that divides `start`: no larger node begins there. At leaf 0
+        # nodes of every size do.
         alignment = start & -start if start else stop - start
         size = min(alignment, stop - start)
         level = size.bit_length() - 1
@@ -80,6 +82,7 @@ def assign_blocks(held: Sequence[Sequence[Block]], leaves: int) -> list[tuple[Bl
     for start, stop in _runs(missing):
         at = start
         while at < stop:
+            # Not `if`: parts are empty where there are more ranks than missing leaves.
             while left == 0:
                 rank += 1
                 left = sizes[rank]

@@ -169,9 +169,9 @@ class Channel:
             return
         self._current[context] = sequence, call
         is_awaited = any(self._is_over(key) for key in self._calls if key[0] == context)
-        for heard in (self._unexpected, self.aborts, self._calls):
-            for key in [it for it in heard if it[0] == context and self._is_over(it)]:
-                del heard[key]
+        for arrived in (self._unexpected, self.aborts, self._calls):
+            for key in [key for key in arrived if key[0] == context and self._is_over(key)]:
+                del arrived[key]
         if self._frame is not None and self._is_over(self._frame.key):
             self._frame.target = Discard(self._frame.length)
         if is_awaited:
@@ -182,11 +182,11 @@ class Channel:
         key = tag[:2]
         if key in self.aborts:
             return self.aborts[key]
-        heard = [*self._calls.items()]
-        heard += [(key, messages[0][0]) for key, messages in self._unexpected.items() if messages]
+        arrived = [*self._calls.items()]
+        arrived += [(key, messages[0][0]) for key, messages in self._unexpected.items() if messages]
         if self._frame is not None and self._frame.kind == Kind.MESSAGE:
-            heard.append((self._frame.key, self._frame.call))
-        for (context, sequence), call in heard:
+            arrived.append((self._frame.key, self._frame.call))
+        for (context, sequence), call in arrived:
             if context == tag.context and sequence == tag.sequence and call != tag.call:
                 return mismatch(self.peer, tag.call, call)
             # Messages keep their order, so what is awaited here was never sent.

@@ -99,10 +99,7 @@ class MessageBackend(Backend):
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
         sent = [(self._channel(peer), self._checked(data)) for peer, data in outgoing]
-        targets = [
-            (self._channel(peer), _bytes_of(it, for_writing=True) if type(it) is memoryview else it)
-            for peer, it in incoming
-        ]
+        targets = [(self._channel(peer), _target_of(target)) for peer, target in incoming]
         transfer = _Transfer(tag)
         with self._lock:
             try:
@@ -113,6 +110,7 @@ class MessageBackend(Backend):
                 for channel, target in targets:
                     transfer.receives.append((channel, channel.post_receive(tag, target)))
                 for channel, view in sent:
+                    # The last one stands for those before it: a channel sends them in order.
                     transfer.send_ends[channel] = channel.put(tag, view)
                 self._move(transfer, timeout_seconds)
             except CollectiveError:
@@ -195,6 +193,7 @@ class MessageBackend(Backend):
                 attempts = 0
                 continue
             if deadline is None:
+                # Not before: an exchange whose messages are there already reads no clock.
                 deadline = Deadline(timeout_seconds, transfer.waited_for())
                 transfer.announces_at = time.monotonic() + ANNOUNCE_SECONDS
                 if self._is_polled and self._wake is not None:
@@ -298,6 +297,7 @@ class MessageBackend(Backend):
         self._is_polled = True
         try:
             self._lock.release()
+            # Rounded up: in its last millisecond the wait would otherwise spin.
             ready = {descriptor for descriptor, _ in poll.poll(ceil(seconds * 1000))}
         finally:
             self._lock.acquire()
@@ -370,6 +370,11 @@ def _events(channel: Channel) -> int:
     if channel.is_sending or channel.posted_count or not channel.is_paused:
         events |= select.POLLIN
     return events
+
+
+def _target_of(target: Target) -> Target:
+    """Return memory that can be written as bytes, and an accumulator as it is."""
+    return _bytes_of(target, for_writing=True) if type(target) is memoryview else target
 
 
 def _bytes_of(data: Data, *, for_writing: bool = False) -> memoryview:

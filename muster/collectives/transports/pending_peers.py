@@ -107,7 +107,7 @@ class PendingPeers:
         if self._listener.fileno() in ready:
             self._accept()
         now = time.monotonic()
-        for descriptor in [it for it, peer in self._pending.items() if peer.expires_at <= now]:
+        for descriptor in [key for key, peer in self._pending.items() if peer.expires_at <= now]:
             self._drop(descriptor)
         return admitted
 

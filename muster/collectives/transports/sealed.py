@@ -74,6 +74,7 @@ class SealedStream(SocketStream):
         """Use what has been read: a length, or a record."""
         if len(self._record) == _LENGTH.size:
             (length,) = _LENGTH.unpack(self._record)
+            # Before memory is taken for the record, which alone proves the length.
             if not TAG_BYTES < length <= RECORD_BYTES + TAG_BYTES:
                 raise self._refused()
             self._record = bytearray(length)

@@ -98,6 +98,7 @@ class SocketStream(Stream):
 
     def _accumulate(self, target: Accumulator, offset: int, size_bytes: int) -> int:
         """Read into scratch memory, and pass on whole elements; the rest of one stays there."""
+        # Not before: a stream may never carry what is added as it comes.
         if not self._scratch:
             self._scratch = bytearray(CHUNK_BYTES)
         room = memoryview(self._scratch)
@@ -121,6 +122,7 @@ class SocketStream(Stream):
             return 0
         except OSError as error:
             raise failure_of(self.peer, error) from error
+        # The end of the stream, as `part` is never empty: for an empty one it would be 0, too.
         if count == 0:
             raise ChannelClosed(self.peer)
         return count

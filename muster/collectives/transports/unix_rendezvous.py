@@ -85,6 +85,7 @@ def _collect(
     """Return the descriptors of all ranks, and send them to all."""
     pairs = {0: own}
     with ExitStack() as connections:
+        # Packets: the descriptors of a rank stay with its hello, and a closed end reads as empty.
         listener = connections.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         file = _publish(listener, path, world_size)
         connections.callback(lambda: _remove(path, file))
@@ -215,6 +216,7 @@ def _receive(
 ) -> tuple[bytes, list[int]]:
     connection.settimeout(max(deadline.left_seconds, ON_WAIT_SECONDS))
     try:
+        # The flags do not matter: callers refuse a list of descriptors that was cut short.
         data, descriptors, _, _ = socket.recv_fds(connection, _HELLO.size, count)
     except TimeoutError:
         deadline.check()

@@ -97,16 +97,16 @@ def engine_row(engine: str) -> str:
     return f"engine:{engine}"
 
 
-def agent_job_name(job_uid: str, host: str, generation: int) -> str:
+def agent_job_name(job_uid: str, host: str, agent_number: int) -> str:
     """Return what an engine calls the job of one agent.
 
     It follows from what is durable before anything is submitted, so that any coordinator finds it.
     """
-    return f"{agent_job_prefix(job_uid, host)}{generation}"
+    return f"{agent_job_prefix(job_uid, host)}{agent_number}"
 
 
 def agent_job_prefix(job_uid: str, host: str) -> str:
-    """Return how the names of a host's agents begin; the generation follows."""
+    """Return how the names of a host's agents begin; the agent's number follows."""
     return f"muster-{job_uid}-{host}-g"
 
 

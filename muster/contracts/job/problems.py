@@ -12,9 +12,7 @@ from msgspec import inspect
 
 from muster.contracts.errors import CONTROLS, FieldProblem, InvalidSpec
 from muster.contracts.job.engine import SCHEDULERS
-from muster.contracts.job.secrets import REFERENCE_WANTED, Reference
-from muster.contracts.job.spec import (
-    CLUSTER_FIELDS,
+from muster.contracts.job.field_types import (
     COMMAND_LIMIT,
     COMMAND_LIMIT_BYTES,
     ENVIRONMENT_LIMIT_BYTES,
@@ -22,19 +20,19 @@ from muster.contracts.job.spec import (
     GROUP_LIMIT,
     JOB_ID_PATTERN,
     JOB_ID_WANTED,
-    LIMITS,
     MAPPING_LIMIT,
     PROGRAM_WANTED,
     SAMPLES_PER_SHARD_MIN,
     TEXT_LIMIT,
-    JobSpec,
     fits_shards,
     is_power_of_two,
     is_program,
 )
+from muster.contracts.job.secrets import REFERENCE_WANTED, Reference
+from muster.contracts.job.spec import CLUSTER_FIELDS, LIMITS, JobSpec
 from muster.contracts.job.status import JobId
 from muster.contracts.location import InvalidLocation, parse_location
-from muster.contracts.views import FieldError
+from muster.contracts.views.service import FieldError
 
 SHOWN_LIMIT: Final = 40  # most characters of a value that an error repeats
 

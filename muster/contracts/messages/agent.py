@@ -16,7 +16,7 @@ class AgentHello(Message, frozen=True, tag="agent_hello"):
 
     job_uid: str
     host: str  # as its assignment names it
-    generation: int
+    agent_number: int
     token: str
     machine: str = ""  # `muster.host.processes.machine_id`
     boot_id: str = ""
@@ -57,7 +57,7 @@ class AgentClaim(_FirstFrame, frozen=True, tag="agent_claim"):
     The process proves it by the agent's token, and all that follows is sealed.
     """
 
-    generation: int
+    agent_number: int
 
 
 class JoinRequest(_FirstFrame, frozen=True, tag="join_request"):
@@ -66,7 +66,7 @@ class JoinRequest(_FirstFrame, frozen=True, tag="join_request"):
     The answer is a `muster.contracts.messages.attach.LaunchAgent`, or why there is none.
     """
 
-    generation: int
+    agent_number: int
     token: str
     nonce: Nonce  # of this process: a token is good for one, however often it asks
     node: str  # the name of its machine, for people
@@ -75,7 +75,7 @@ class JoinRequest(_FirstFrame, frozen=True, tag="join_request"):
 
 
 class LogHello(_Hello, frozen=True, tag="log_hello"):
-    """First payload of the process that sends home the logs of a host's ranks.
+    """First payload of the process that sends the logs of a host's ranks to the coordinator.
 
     The rest of the conversation is in `muster.contracts.messages.logs`.
     """
@@ -228,7 +228,7 @@ class InjectFault(Message, frozen=True, tag="inject_fault"):
 
     signal: int
     attempts: tuple[tuple[int, int], ...]  # rank and attempt
-    agent: int | None = None  # the generation of the agent, if it ends as well with all its ranks
+    agent: int | None = None  # the agent's number, if it ends as well with all its ranks
 
 
 class AnnounceGroup(Message, frozen=True, tag="announce_group"):

@@ -16,7 +16,16 @@ class CoordinatorAddress(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     number: tuple[int, int] = (0, 0)
-    """Of the port that SSH forwards: the coordinator's epoch, and which connection it is."""
+    """The coordinator's epoch, and which way to it: 0 on its own host, whose processes need prove
+    nothing; another one for each port that SSH has forwarded."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        return self.host, self.port
+
+    @property
+    def is_remote(self) -> bool:
+        return self.number[1] > 0
 
 
 class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,7 +34,7 @@ class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rank: int
     attempt: int
     process: ProcessRecord
-    process_tag: str  # `muster.contracts.settings.environ.PROCESS_TAG` in it and in its children
+    process_tag: str  # `muster.contracts.settings.names.PROCESS_TAG` in it and in its children
 
 
 class VramNeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +42,7 @@ class VramNeed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     vram_mb: int  # of one GPU, or of each that a rank has for itself
     wait_seconds: float  # for which a rank may wait for it
-    usable_mb: dict[str, int]  # by GPU, as the description of the cluster names it
+    usable_mb: dict[str, int]  # by GPU, as the cluster file names it
 
 
 class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -41,15 +50,13 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     job_uid: str
     host: str  # the coordinator's name for the host that it runs on
-    generation: int
+    agent_number: int
     token: str  # proves to the coordinator that it started this agent
     job_root: str  # the job's directory, see `muster.contracts.settings.paths.JobFiles`
-    address_file: str  # holds a `CoordinatorAddress`; read again at every attempt to connect
-    coordinators: tuple[CoordinatorAddress, ...] = ()
-    """Tried in turn, with sealed connections, instead of that in the file. Each `host` is an IP
-    address: the agent, which has one thread, must not wait for a name to be looked up."""
-    is_forwarded: bool = False
-    """The file names a port of this host that SSH forwards, which is sealed as well."""
+    address_file: str  # of this host, see `worker.coordinator.link.AddressFile`
+    coordinator: CoordinatorAddress | None = None
+    """On another host, what its file says first. `host` is an IP address: the agent, which has one
+    thread, must not wait for a name to be looked up."""
     is_managed: bool  # the ranks run a managed program, so they may be forked from a prefork server
     orphan_timeout_seconds: float
     """After this long without a coordinator, ranks are asked to save and exit."""
@@ -90,8 +97,8 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def is_remote(self) -> bool:
-        """True for a host that is not the coordinator's: connections are sealed, logs sent home."""
-        return self.is_forwarded or bool(self.coordinators)
+        """True for a host that is not the coordinator's: connections are sealed, logs sent."""
+        return self.coordinator is not None
 
 
 # What a coordinator sends to its fork server

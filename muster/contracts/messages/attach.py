@@ -32,11 +32,10 @@ class LaunchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="launch"):
 
     assignment: AgentAssignment
     environment: dict[str, str] = {}  # on top of that of the host
-    home: tuple[int, int] | None = None
-    """Inode and modification time (ns) of what marks the job's directory on the coordinator's host.
+    coordinator_file: tuple[int, int] | None = None
+    """Inode and modification time (ns) of the job's `uid` file on the coordinator's host.
     Agents of two hosts in one directory would take each other for successors."""
     probe: ProbeFile | None = None  # of the directory of checkpoints, which hosts may share
-    coordinator: CoordinatorAddress | None = None  # to be written into the agent's address file
 
 
 JOIN_ORDER: Final = "MUSTER_JOIN_ORDER"
@@ -51,9 +50,9 @@ class JoinOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     job_uid: str
     host: str
-    generation: int
+    agent_number: int
     token: str
-    coordinators: tuple[CoordinatorAddress, ...]
+    coordinator: CoordinatorAddress | None  # None for an agent on its host, which does not join
 
 
 class JoinExit(IntEnum):
@@ -78,7 +77,7 @@ class WatchAgent(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
     job_uid: str
     process: ProcessRecord | None  # None if it is known by the job alone
     kills: bool = False  # end it first
-    coordinator: CoordinatorAddress | None = None  # tell it, by the file in its job's directory
+    coordinator: CoordinatorAddress | None = None  # to be written into the host's address file
     data_dir: str = ""
 
 
@@ -95,7 +94,7 @@ class ProbeHost(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     environment: dict[str, str] = {}  # that agents would get
     probe: ProbeFile | None = None
     data_dir: str = ""  # where agents would write
-    home: tuple[int, int] | None = None  # as of `LaunchAgent`, of the coordinator's address file
+    coordinator_file: tuple[int, int] | None = None  # as of `LaunchAgent`, of the address file
     deleted: tuple[str, ...] = ()
     """The uids of jobs whose directories are to be removed, unless a process of the job runs."""
 
@@ -108,7 +107,7 @@ class FetchLogs(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
 
     job_uid: str
     data_dir: str
-    home: tuple[int, int] | None  # as of `LaunchAgent`
+    coordinator_file: tuple[int, int] | None  # as of `LaunchAgent`
     sizes: tuple[tuple[Rank, Count, Kind, Count], ...]  # what the coordinator has
 
 

@@ -1,7 +1,7 @@
-"""The messages with which a host sends home the logs of its ranks: payloads of a sealed link.
+"""The messages with which a host sends the logs of its ranks: payloads of a sealed link.
 
 The first one is a `muster.contracts.messages.agent.LogHello`. Then the coordinator tells what it
-has at home. From there the sender goes on, in the order of offsets, whatever interrupted the
+has. From there the sender goes on, in the order of offsets, whatever interrupted the
 connection before.
 """
 
@@ -30,7 +30,7 @@ class _Message(
 class LogPart(_Message, frozen=True, tag="log_part"):
     """`data` goes to `start`, behind which the file ends. An exit record comes whole.
 
-    A start before the end at home begins anew: the program has truncated its log.
+    A start before the coordinator's end begins anew: the program has truncated its log.
     """
 
     rank: Rank
@@ -47,10 +47,10 @@ class BatchSent(_Message, frozen=True, tag="log_batch"):
 
 
 class LogsDrained(_Message, frozen=True, tag="logs_drained"):
-    """All logs are home as they were when `DrainLogs` came."""
+    """All logs are sent as they were when `DrainLogs` came."""
 
 
-class LogsAtHome(_Message, frozen=True, tag="logs_at_home"):
+class LogsAtCoordinator(_Message, frozen=True, tag="logs_at_coordinator"):
     """What the coordinator has: the size of each file that is not empty."""
 
     sizes: tuple[tuple[Rank, Count, Kind, Count], ...]
@@ -58,12 +58,12 @@ class LogsAtHome(_Message, frozen=True, tag="logs_at_home"):
 
 
 class BatchKept(_Message, frozen=True, tag="log_batch_kept"):
-    """Everything before `BatchSent` is in the files at home."""
+    """Everything before `BatchSent` is in the coordinator's files."""
 
 
 class DrainLogs(_Message, frozen=True, tag="drain_logs"):
-    """No rank of the host runs: tell when all logs are home."""
+    """No rank of the host runs: tell when all logs are sent."""
 
 
 SenderMessage: TypeAlias = LogPart | BatchSent | LogsDrained
-ReceiverMessage: TypeAlias = LogsAtHome | BatchKept | DrainLogs
+ReceiverMessage: TypeAlias = LogsAtCoordinator | BatchKept | DrainLogs

@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from muster.contracts.job.spec import StepChoice
+from muster.contracts.job.field_types import StepChoice
 from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.rank import Count
 from muster.contracts.shards import Position, Reading

@@ -8,27 +8,19 @@ what `RankSettings.read` reads. An empty variable counts as unset.
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
     Final,
-    Literal,
-    NamedTuple,
-    Union,
-    get_args,
-    get_origin,
     get_type_hints,
 )
 
 import msgspec
-from msgspec import Meta
 
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import InvalidEnvironment
-from muster.contracts.job.spec import (
+from muster.contracts.job.field_types import (
     JOB_ID_PATTERN,
-    LIMITS,
     PROGRAM_WANTED,
     RESUME_PATTERN,
     RESUME_WANTED,
@@ -36,31 +28,39 @@ from muster.contracts.job.spec import (
     BackendChoice,
     Bits,
     CheckpointEvery,
-    JobRequest,
-    JobSpec,
     KeepBest,
     Mode,
     fits_shards,
     is_power_of_two,
     is_program,
 )
+from muster.contracts.job.spec import LIMITS, JobRequest, JobSpec
 from muster.contracts.location import (
-    SCHEME,
-    InvalidLocation,
     Location,
-    expand_home,
-    parse_location,
     save_lead,
 )
-
-_DIRECTORIES: Final[Mapping[str, str]] = {
-    "CHECKPOINT_DIR": "checkpoints",
-    "DATASET_DIR": "data/shards",
-}
-"""The defaults, below the current directory."""
-
-INTEGER_MAX: Final = 2**63 - 1
-SECONDS_LIMIT: Final = 1e9
+from muster.contracts.settings.names import (
+    AGENT_FD,
+    AGENT_SOCKET,
+    CHECK_KILLS,
+    CHECK_STEPS,
+    HOST_COUNT,
+    ONE_HOST_DEFAULTS,
+    PROCESS_TAG,
+    RANK_DEFAULTS,
+    RESTORE_FROM,
+    SENDS_CHECKPOINTS,
+    SPARE,
+    STORAGE_SOCKET,
+)
+from muster.contracts.settings.variables import (
+    INTEGER_MAX,
+    ORPHAN_VARIABLE,
+    RANK_PORTS,
+    SECONDS_LIMIT,
+    Variable,
+    read_fields,
+)
 
 HEARTBEAT_SECONDS: Final = 2.0
 AGENT_HEARTBEAT_SECONDS: Final = 1.0
@@ -69,91 +69,7 @@ AGENT_HEARTBEAT_SECONDS: Final = 1.0
 HEARTBEATS_PER_TIMEOUT: Final = 5
 """A short timeout shortens the heartbeat interval, so that one late heartbeat is no failure."""
 
-ORPHAN_TIMEOUT: Final = "MUSTER_ORPHAN_TIMEOUT"
 ORPHAN_TIMEOUT_SECONDS: Final = 120.0
-
-PROCESS_TAG_WIDTH: Final = 64
-"""A prefork server overwrites process tags in place, so each has this width: a uid of 32 digits,
-a rank of 4, an attempt, and room to spare."""
-
-PROCESS_TAG: Final = "MUSTER_MARK"
-"""Holds job uid, rank and attempt in every process that a rank starts, so that Muster recognizes
-the processes that a rank leaves behind."""
-SPARE: Final = "MUSTER_SPARE"
-"""Set for a process that loads the program and then waits to become a rank."""
-SPARE_RANK: Final = 4095
-"""The rank in the process tag of a spare process. No synchronous job has so many ranks."""
-CHECK: Final = "MUSTER_CHECK"
-"""Set to 1 for scripts that `muster check` runs, whose hooks may have files to leave alone."""
-CHECK_STEPS: Final = "MUSTER_CHECK_STEPS"
-CHECK_KILLS: Final = "MUSTER_CHECK_KILLS"
-RESTORE_FROM: Final = "MUSTER_RESTORE_FROM"
-AGENT_FD: Final = "MUSTER_AGENT_FD"
-AGENT_SOCKET: Final = "MUSTER_AGENT_SOCKET"
-HAS_JOINED: Final = "MUSTER_HAS_JOINED"
-"""Set by a process that has joined for those that it starts: they are not the rank."""
-STORAGE_SOCKET: Final = "MUSTER_STORAGE_SOCKET"
-SENDS_CHECKPOINTS: Final = "MUSTER_SENDS_CHECKPOINTS"
-PREFORK_FD: Final = "MUSTER_TEMPLATE_FD"
-"""The descriptor of a prefork server's channel to its agent."""
-LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
-"""The descriptor of a pipe that closes when `muster up` ends, which ends its services."""
-ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
-"""Where a program may write its error, as torch's `@record` does."""
-STORE_KEYS: Final = (
-    "S3_ACCESS_KEY",
-    "S3_SECRET_KEY",
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-)
-"""The keys of an object store. Of a job's processes only its storage process gets them."""
-SERVICE_ONLY: Final = frozenset(
-    {
-        "MUSTER_DATABASE_URL",
-        "MUSTER_TOKEN",
-        LIFELINE_FD,
-        *STORE_KEYS,
-        # Of the service's own Slurm allocation; Lightning would take them for those of the rank.
-        "SLURM_NTASKS",
-        "SLURM_PROCID",
-        "SLURM_LOCALID",
-        "SLURM_NODEID",
-    }
-)
-"""Variables of the service that no rank inherits."""
-
-HOST_COUNT: Final = "MUSTER_HOST_COUNT"
-ATTEMPT_VARIABLES: Final = frozenset(
-    {
-        *("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT", "MUSTER_GENERATION"),
-        *(PROCESS_TAG, ERROR_FILE, "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"),
-        *("GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", HOST_COUNT),
-    }
-)
-"""Variables that differ between the attempts of a job. A spare process gets them last."""
-
-SINGLE_THREADED: Final[Mapping[str, str]] = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
-"""One thread per rank: ranks are the parallelism, and the number of BLAS threads changes the bits
-of a product. Set before numpy is imported; a user's own values win."""
-
-RANK_DEFAULTS: Final[Mapping[str, str]] = {
-    **SINGLE_THREADED,
-    "PYTHONHASHSEED": "0",  # the order of a set of names is the same in all attempts
-    "PYTHONUNBUFFERED": "1",  # live logs
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",  # a group that lost a rank fails instead of hanging
-}
-"""Variables of a rank unless the user has set them."""
-
-ONE_HOST_DEFAULTS: Final[Mapping[str, str]] = {
-    "GLOO_SOCKET_IFNAME": "lo",  # the name of the host need not resolve
-}
-"""Further ones, of a rank whose job has one host."""
-
 
 JOB_VARIABLES: Final[Mapping[str, str]] = {
     "world_size": "WORLD_SIZE",
@@ -185,106 +101,6 @@ _NOT_BY_HAND: Final = frozenset({"keep_last", "keep_best", "resume_from"})
 
 _NOT_FOR_RANKS: Final = frozenset({"checkpoint_dir", "dataset_dir", "restart_scope"})
 """Not written for ranks, or not as they are in the spec."""
-
-
-_UNIONS: Final = (Union, UnionType)
-
-
-class Variable(NamedTuple):
-    """The declaration of one environment variable, as the metadata of a settings field."""
-
-    name: str
-    meaning: str = ""
-    low: float | None = None
-    high: float | None = None
-
-    def parse(self, text: str, kind: Any) -> Any:  # noqa: ANN401  a type and its value
-        """Return `text` as a value of type `kind`, or raise `InvalidEnvironment`."""
-        bare = bare_type(kind)
-        limited = kind
-        if self.high is not None and get_origin(bare) not in _UNIONS:
-            limited = Annotated[bare, Meta(ge=self.low, le=self.high)]
-        value: object = text
-        try:
-            if bare in (Path, Location):
-                value = text = expand_home(text)
-            if bare == Location:
-                return parse_location(text, Path().absolute())
-            if bare is range:
-                return _port_range(text)
-            if bare is Path and text.startswith(SCHEME):
-                raise InvalidEnvironment(
-                    self.name, text, "a path, as this cannot be in a store yet"
-                )
-            if get_origin(bare) is tuple or bare is KeepBest:
-                value = msgspec.json.decode(text) or {}  # an empty list is no command
-            elif get_origin(bare) is frozenset:
-                value = [word.strip() for word in text.lower().split(",") if word.strip()]
-            elif bare is bool:
-                value = {"yes": "true", "no": "false"}.get(text.lower(), text)
-            return msgspec.convert(value, limited, strict=False, dec_hook=_path)
-        except (msgspec.MsgspecError, InvalidLocation, ValueError, RecursionError):
-            raise InvalidEnvironment(self.name, text, self._wanted(bare)) from None
-
-    def _wanted(self, kind: Any) -> str:  # noqa: ANN401  a type
-        if get_origin(kind) is Literal:
-            return f"one of {', '.join(get_args(kind))}"
-        if get_origin(kind) is tuple:
-            return 'a JSON list of words, such as ["python", "train.py"]'
-        if kind == Location:
-            return "a path, or s3://bucket/prefix"
-        if get_origin(kind) in _UNIONS:
-            number, words = get_args(kind)
-            return f"{self._wanted(bare_type(number))}, or {' or '.join(get_args(words))}"
-        if kind is range:
-            return "two ports, such as 29600-29999"
-        words = {bool: "1 or 0", int: "an integer", float: "a number", Path: "a path"}
-        wanted = str(words.get(kind, 'JSON such as {"metric": "val_loss"}'))
-        if kind is bool or self.high is None:
-            return wanted
-        low = f"{self.low or 0:.15g}"
-        if self.high >= SECONDS_LIMIT:
-            return f"{wanted}, {low} or more"
-        return f"{wanted} from {low} to {self.high:.15g}"
-
-
-def variables_of(settings: type[msgspec.Struct]) -> dict[str, tuple[Variable, Any]]:
-    """Return the variable and the type of each field of a settings class that has a variable."""
-    found = {}
-    for field, hint in get_type_hints(settings, include_extras=True).items():
-        for variable in getattr(hint, "__metadata__", ()):
-            found[field] = variable, hint.__origin__
-    return found
-
-
-ORPHAN_VARIABLE: Final = Variable(
-    ORPHAN_TIMEOUT,
-    "Seconds that ranks go on without a coordinator before they checkpoint and exit.",
-    0,
-    SECONDS_LIMIT,
-)
-
-RANK_PORTS: Final = Variable(
-    "MUSTER_RANK_PORTS",
-    "Ports at which the ranks of a host accept those of other hosts, such as `29600-29999`.",
-)
-
-SAME_ON_ALL_HOSTS: Final = (
-    *("OPENBLAS_", "NPY_", "MKL_", "ATEN_", "NVPL_BLAS_"),  # how numbers are computed
-    *("S3_", "AWS_"),  # which object store it is; its keys travel apart
-    RANK_PORTS.name,
-)
-"""How the variables of the coordinator begin that agents on other hosts get."""
-
-TRACE: Final = Variable(
-    "MUSTER_TRACE", "Absolute path of a file to which every process appends its time stamps."
-)
-
-USE_S3: Final = Variable(
-    "USE_S3", "`1`: checkpoints and data that name no place are in the bucket."
-)
-S3_BUCKET: Final = Variable("S3_BUCKET", "The bucket of `USE_S3`.")
-DEFAULT_BUCKET: Final = "training-data"
 
 
 class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -353,7 +169,9 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
         name for a script that runs alone.
         """
         own = {"job_id": job_id, **read_fields(cls, environ)}
-        _check_id("JOB_ID", own["job_id"])
+        if not re.fullmatch(JOB_ID_PATTERN, own["job_id"]):
+            wanted = "a job id: letters, digits, '-' and '_'"
+            raise InvalidEnvironment("JOB_ID", own["job_id"], wanted)
         job = {"world_size": world_size, **_read_job(environ)}
         spec = _checked(JobSpec(**job))
         if own.get("rank", 0) >= spec.world_size:
@@ -474,19 +292,6 @@ def process_tag(job_uid: str, rank: int, attempt: int) -> str:
     return f"{job_uid}/{rank}/{attempt}"
 
 
-def read_fields(settings: type[msgspec.Struct], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields whose variables are set, and the default places."""
-    defaults = _DIRECTORIES
-    if USE_S3.parse(environ.get(USE_S3.name) or "0", bool):
-        bucket = f"{SCHEME}{environ.get(S3_BUCKET.name) or DEFAULT_BUCKET}"
-        defaults = {"CHECKPOINT_DIR": f"{bucket}/checkpoints", "DATASET_DIR": f"{bucket}/shards"}
-    return {
-        field: variable.parse(text, kind)
-        for field, (variable, kind) in variables_of(settings).items()
-        if (text := environ.get(variable.name) or defaults.get(variable.name))
-    }
-
-
 def _read_job(environ: Mapping[str, str]) -> dict[str, Any]:
     hints = get_type_hints(JobSpec, include_extras=True)
     found = {}
@@ -499,31 +304,6 @@ def _read_job(environ: Mapping[str, str]) -> dict[str, Any]:
     if not is_program(found.get("program", "a:b")):
         raise InvalidEnvironment("MUSTER_PROGRAM", found["program"], PROGRAM_WANTED)
     return found
-
-
-def bare_type(kind: Any) -> Any:  # noqa: ANN401  a type
-    """Return a type without its annotations and without None."""
-    if get_origin(kind) is Annotated:
-        return bare_type(get_args(kind)[0])
-    if NoneType in get_args(kind):
-        return bare_type(next(part for part in get_args(kind) if part is not NoneType))
-    return kind
-
-
-def _port_range(text: str) -> range:
-    low, high = map(int, text.split("-"))
-    if not 0 < low <= high < 1 << 16:
-        raise ValueError(text)
-    return range(low, high + 1)
-
-
-def _path(_: type, text: str) -> Path:
-    return Path(text).absolute()
-
-
-def _check_id(name: str, job_id: str | None) -> None:
-    if job_id is not None and not re.fullmatch(JOB_ID_PATTERN, job_id):
-        raise InvalidEnvironment(name, job_id, "a job id: letters, digits, '-' and '_'")
 
 
 def _checked(spec: JobSpec) -> JobSpec:

@@ -4,7 +4,7 @@
   muster.db                       the database, unless MUSTER_DATABASE_URL names another; its locks
   node.key                        the key pair of this node, whose id is derived from it
   cluster.key                     the secret that the machines of a household share
-  coordinator.json                the address where the coordinator accepts agents
+  coordinator.json                where processes of this host reach the coordinator
   disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
   up.log, up.log.1                output of a detached `muster up` and its services
@@ -113,7 +113,6 @@ class JobFiles:
     logs = _Below("logs")
     run = _Below("run")
     agent_log = _Below("run/agent.log")
-    coordinator_address = _Below("run/coordinator.json")  # of an agent that reaches it through SSH
     storage_log = _Below("run/storage.log")
     storage_socket = _Below("run/storage.sock")
     exits = _Below("run/exits")
@@ -123,8 +122,8 @@ class JobFiles:
         """Return the files of the job whose agent listens on this socket."""
         return cls(agent_socket.parent.parent)
 
-    def agent_socket(self, generation: int) -> Path:
-        return self.run / f"agent.{generation:04d}.sock"
+    def agent_socket(self, agent_number: int) -> Path:
+        return self.run / f"agent.{agent_number:04d}.sock"
 
     def log(self, rank: int, attempt: int) -> Path:
         return self.logs / f"{LogName(rank, attempt).stem}.log"

@@ -11,23 +11,23 @@ import msgspec
 
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.job.engine import Engine
+from muster.contracts.job.field_types import ENVIRONMENT_NAME_PATTERN
 from muster.contracts.job.secrets import SHARED_VARIABLES
-from muster.contracts.job.spec import ENVIRONMENT_NAME_PATTERN
 from muster.contracts.location import Location
-from muster.contracts.settings.environ import (
+from muster.contracts.settings.environ import ORPHAN_TIMEOUT_SECONDS
+from muster.contracts.settings.names import SERVICE_ONLY
+from muster.contracts.settings.paths import DataDir
+from muster.contracts.settings.variables import (
     DEFAULT_BUCKET,
     INTEGER_MAX,
-    ORPHAN_TIMEOUT_SECONDS,
     ORPHAN_VARIABLE,
     RANK_PORTS,
     S3_BUCKET,
-    SERVICE_ONLY,
     TRACE,
     USE_S3,
     Variable,
     read_fields,
 )
-from muster.contracts.settings.paths import DataDir
 from muster.contracts.token import id_in, sha256_of
 
 DEFAULT_PORT: Final = 8000
@@ -85,7 +85,7 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     ]
     dataset_dir: Annotated[Location, Variable("DATASET_DIR", "Data of jobs that name no place.")]
     cluster: Annotated[
-        Path | None, Variable(CLUSTER, "The `cluster.yaml` that describes the machines.")
+        Path | None, Variable(CLUSTER, "The cluster file, which describes the machines.")
     ] = None
     engines: Annotated[
         frozenset[str],

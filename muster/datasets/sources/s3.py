@@ -52,12 +52,12 @@ class S3Source:
         self.facts: Final = self._read_facts()
         self.shards: Final = list(self.facts.files) if self.facts else []
         if not self.shards:
-            found = {each.name: each for each in client.list(location, "shard_")}
+            found = {item.name: item for item in client.list(location, "shard_")}
             for name in sorted_shard_names(found):
                 self._etags[name] = found[name].etag
                 self.shards.append(Shard(name, found[name].size_bytes))
         others = [] if self.shards else islice(client.list(location), NAMES_SHOWN)
-        refuse_empty(location, self.shards, [it.name for it in others])
+        refuse_empty(location, self.shards, [item.name for item in others])
         # A key names a version: its checksum, or else its ETag.
         versions = [(shard, shard.xxh3 or self._etags.get(shard.name)) for shard in self.shards]
         texts = [f"{location / shard.name}\0{version}" for shard, version in versions]

@@ -135,15 +135,14 @@ class MusterProcessGroup(dist.ProcessGroup):
 
     @_counted("all_reduce")
     def allreduce(self, tensors: list[Tensor], opts: Options = None) -> MusterWork:
-        if all(it.layout is torch.sparse_coo for it in tensors):
+        if all(tensor.layout is torch.sparse_coo for tensor in tensors):
             if _op_of(opts, tensors) != "sum":
                 raise unsupported("this ReduceOp of sparse tensors", "use SUM")
-            calls = [partial(self._add_sparse, it) for it in tensors]
+            calls = [partial(self._add_sparse, tensor) for tensor in tensors]
             return self._perform("all_reduce", calls, [], [], opts, outputs=tensors)
         op, operands = _op_of(opts, tensors), self._operands(tensors)
-        calls = [
-            partial(all_reduce, self._backend, it.numbers, op, dtype=it.dtype) for it in operands
-        ]
+        run = partial(all_reduce, self._backend)
+        calls = [partial(run, operand.numbers, op, dtype=operand.dtype) for operand in operands]
         return self._perform("all_reduce", calls, operands, operands, opts)
 
     allreduce_coalesced = allreduce
@@ -152,16 +151,15 @@ class MusterProcessGroup(dist.ProcessGroup):
     def reduce(self, tensors: list[Tensor], opts: Options) -> MusterWork:
         op, operands = _op_of(opts, tensors), self._operands(tensors)
         run = partial(reduce, self._backend, root=opts.rootRank)
-        calls = [partial(run, it.numbers, op, dtype=it.dtype) for it in operands]
+        calls = [partial(run, operand.numbers, op, dtype=operand.dtype) for operand in operands]
         return self._perform("reduce", calls, operands, operands, opts)
 
     @_counted("broadcast")
     def broadcast(self, tensors: list[Tensor], opts: Options) -> MusterWork:
         operands = self._operands(tensors)
         run = partial(broadcast, self._backend, root=opts.rootRank)
-        return self._perform(
-            "broadcast", [partial(run, it.octets) for it in operands], operands, operands, opts
-        )
+        calls = [partial(run, operand.octets) for operand in operands]
+        return self._perform("broadcast", calls, operands, operands, opts)
 
     @_counted("all_gather")
     def all_gather_single_coalesced(
@@ -206,7 +204,7 @@ class MusterProcessGroup(dist.ProcessGroup):
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Options = None
     ) -> MusterWork:
-        wholes = [torch.cat([it.reshape(-1) for it in parts]) for parts in inputs]
+        wholes = [torch.cat([part.reshape(-1) for part in parts]) for parts in inputs]
         return self.reduce_scatter_single_coalesced(outputs, wholes, opts)
 
     def barrier(self, opts: Options = None) -> MusterWork:
@@ -217,7 +215,7 @@ class MusterProcessGroup(dist.ProcessGroup):
     def allgather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None
     ) -> MusterWork:
-        return self._move("all_gather", outputs, [[it] * self.size() for it in inputs], opts)
+        return self._move("all_gather", outputs, [[part] * self.size() for part in inputs], opts)
 
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options = None
@@ -227,7 +225,7 @@ class MusterProcessGroup(dist.ProcessGroup):
             self.refuse("all_gather", "the lists of tensors have other lengths on another rank")
             raise unsupported("lists of different lengths", "pass a tensor for each one of a rank")
         of_each = [list(parts) for parts in zip(*outputs, strict=True)]
-        return self._move("all_gather", of_each, [[it] * self.size() for it in inputs], opts)
+        return self._move("all_gather", of_each, [[part] * self.size() for part in inputs], opts)
 
     def gather(
         self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Options
@@ -263,8 +261,8 @@ class MusterProcessGroup(dist.ProcessGroup):
             partial(
                 all_to_all,
                 self._backend,
-                [it.octets for it in sent],
-                out=[it.octets for it in received],
+                [operand.octets for operand in sent],
+                out=[operand.octets for operand in received],
             )
             for sent, received in zip(sources, targets, strict=True)
         ]
@@ -291,13 +289,13 @@ class MusterProcessGroup(dist.ProcessGroup):
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> MusterWork:
         operands = self._operands(tensors)
-        parts = [(peer, part) for it in operands for part in messages_of(it.octets)]
+        parts = [(peer, part) for operand in operands for part in messages_of(operand.octets)]
         call = partial(self._backend.exchange, parts, [], tag=_tag_of(tag))
         return self._perform("send", [call], operands, [], queue=("to", peer, tag))
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> MusterWork:
         operands = self._operands(tensors)
-        parts = [(peer, part) for it in operands for part in messages_of(it.octets)]
+        parts = [(peer, part) for operand in operands for part in messages_of(operand.octets)]
         call = partial(self._backend.exchange, [], parts, tag=_tag_of(tag))
         return self._perform("recv", [call], operands, operands, queue=("from", peer, tag))
 
@@ -308,7 +306,9 @@ class MusterProcessGroup(dist.ProcessGroup):
         def receive(timeout_seconds: float) -> None:
             deadline = Deadline(timeout_seconds, "a message of any rank")
             sources.append(self._backend.probe(_tag_of(tag), timeout_seconds=deadline.left_seconds))
-            parts = [(sources[0], part) for it in operands for part in messages_of(it.octets)]
+            parts = [
+                (sources[0], part) for operand in operands for part in messages_of(operand.octets)
+            ]
             self._backend.exchange(
                 [], parts, tag=_tag_of(tag), timeout_seconds=deadline.left_seconds
             )
@@ -345,16 +345,16 @@ class MusterProcessGroup(dist.ProcessGroup):
             )
         own = opts.timeout.total_seconds() if opts is not None else 0
         seconds = own if own > 0 else self._timeout_seconds
-        outputs = [*outputs, *(it.tensor for it in targets)]
+        outputs = [*outputs, *(target.tensor for target in targets)]
         work = MusterWork(name, self.group_name, outputs)
 
         def job() -> None:
-            for it in (*sources, *targets):
-                it.fetch()
+            for operand in (*sources, *targets):
+                operand.fetch()
             for call in calls:
                 call(timeout_seconds=seconds)
-            for it in targets:
-                it.put_back()
+            for target in targets:
+                target.put_back()
 
         is_async = queue is not _COLLECTIVES or getattr(opts, "asyncOp", True)  # old: does not say
         put = self._queues[queue].submit if is_async else self._queues[queue].run
@@ -367,8 +367,8 @@ class MusterProcessGroup(dist.ProcessGroup):
         deadline = Deadline(timeout_seconds, "an all_reduce of sparse tensors")
         indices, values = (
             [
-                torch.from_numpy(it).view(part.dtype) if it.size else part.new_empty(0)
-                for it in all_to_all(
+                torch.from_numpy(octets).view(part.dtype) if octets.size else part.new_empty(0)
+                for octets in all_to_all(
                     self._backend,
                     [Operand(part.contiguous(), is_staged=False).octets] * self.size(),
                     timeout_seconds=deadline.left_seconds,
@@ -378,8 +378,8 @@ class MusterProcessGroup(dist.ProcessGroup):
         )
         dense = tensor.shape[axes:]
         total = torch.sparse_coo_tensor(
-            torch.cat([it.view(axes, -1) for it in indices], dim=1),
-            torch.cat([it.view(-1, *dense) for it in values]),
+            torch.cat([part.view(axes, -1) for part in indices], dim=1),
+            torch.cat([part.view(-1, *dense) for part in values]),
             tensor.shape,
         )
         with torch.no_grad():  # `detach` would leave the entries of the tensor itself as they are
@@ -398,7 +398,7 @@ def _op_of(opts: Options, tensors: Sequence[Tensor]) -> Op:
     name = next((name for op, name in _OPS if wanted == op), None)
     if name is None:
         raise unsupported("this ReduceOp", "all_gather the tensors and combine them")
-    if name in {"sum", "mean", "product"} and any(it.dtype is torch.bool for it in tensors):
+    if name in {"sum", "mean", "product"} and any(tensor.dtype is torch.bool for tensor in tensors):
         raise unsupported(f"the {name} of bool", "use MAX for or, MIN for and")
     return name
 

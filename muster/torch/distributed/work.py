@@ -41,7 +41,7 @@ class MusterWork(dist.Work):
     def __del__(self) -> None:
         # C++ code may still hold this work without this object, and would then wait for ever. DDP's
         # `join(divide_by_initial_world_size=False)` does, for a sum of one number.
-        if sum(it.nbytes for it in self._outputs) <= _KEPT_BYTES:
+        if sum(output.nbytes for output in self._outputs) <= _KEPT_BYTES:
             self._kept.append(self)
 
     def run(self, job: Callable[[], object]) -> None:
@@ -93,7 +93,7 @@ class MusterWork(dist.Work):
     def get_future(self) -> Any:  # noqa: ANN401  a future of torch
         """Return a future of the outputs."""
         ended = torch.futures.Future(
-            devices=list({it.device for it in self._outputs if it.is_cuda})
+            devices=list({output.device for output in self._outputs if output.is_cuda})
         )
         # C++ code such as DDP sees an error only if a callback raises it: what `set_exception` sets
         # would be a result to it.
@@ -177,7 +177,7 @@ class Operand:
         return numbers
 
 
-def unsupported(what: str, instead: str) -> Exception:
-    error: Exception = dist.DistBackendError(f"muster does not support {what}: {instead}")
+def unsupported(feature: str, instead: str) -> Exception:
+    error: Exception = dist.DistBackendError(f"muster does not support {feature}: {instead}")
     error.__cause__ = Unsupported(str(error))
     return error

@@ -28,9 +28,10 @@ from muster.collectives.transports.shared_memory import SharedMemoryBackend
 from muster.collectives.transports.tcp import TcpBackend
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import MusterError
-from muster.contracts.job.spec import GROUP_LIMIT
+from muster.contracts.job.field_types import GROUP_LIMIT
 from muster.contracts.messages.rank import WorkerGroup
-from muster.contracts.settings.environ import RANK_PORTS, RankSettings
+from muster.contracts.settings.environ import RankSettings
+from muster.contracts.settings.variables import RANK_PORTS
 from muster.training.groups.updates import GroupUpdate, GroupUpdates
 
 PEER_TIMEOUT_SECONDS: Final = 30 * 24 * 3600.0
@@ -123,6 +124,7 @@ class SharedMemoryGroupFactory:
         """Return this rank's arena; a new agent hands out a new one."""
         stat = os.fstat(descriptor)
         file = (stat.st_dev, stat.st_ino)
+        # Our mapping keeps the file alive, so no later one can have its inode.
         if self._own is None or file != self._own_file:
             self._own, self._own_file = Arena.create(descriptor, self._geometry), file
         return self._own
@@ -134,6 +136,7 @@ class SharedMemoryGroupFactory:
         """
         own = self._own_arena(update.memory[0])
         generation = update.group.round
+        # To join is enough: it stamps the words that those ranks confirm.
         Flags(arenas=[own], rank=0, generation=generation, on_wait=self._updates.check)
         return own.slots
 
@@ -168,6 +171,7 @@ class TcpGroupFactory:
         self._updates: Final = updates
         self._shared: Final = shared
         self._listener: Final = _listen(settings)
+        # A method of the socket: a finalizer that refers to `self` would keep it alive.
         weakref.finalize(self, self._listener.close)
 
     @property
@@ -272,7 +276,9 @@ def different_names(backend: Backend, own: dict[str, bytes], members: list[int])
     found = gather_values(backend, own, dict[str, bytes])
     compared = [found[member] for member in members]
     names = dict.fromkeys(chain(*compared))
-    different = [it[:NAME_LIMIT] for it in names if len({one.get(it) for one in compared}) > 1]
+    different = [
+        name[:NAME_LIMIT] for name in names if len({digests.get(name) for digests in compared}) > 1
+    ]
     return different or ["the order of values"]
 
 
@@ -280,7 +286,7 @@ def refuse_other_data(data: Sequence[str], nodes: Sequence[str], rank: int) -> N
     """Refuse members whose host has other data, as far as its totals tell; "" is not compared."""
     divergent = divergent_members(data) if all(data) else []
     if divergent:
-        wrong, right = divergent[0], next(it for it in range(len(data)) if it not in divergent)
+        wrong, right = divergent[0], min({*range(len(data))} - {*divergent})
         raise WorkersDiverged(
             f"the data set on {nodes[wrong]} has {data[wrong]}, that on "
             f"{nodes[right]} {data[right]}: give every host the same shards",

@@ -32,6 +32,7 @@ class Replay:
         """Return the leaves of a step that are computed twice, the same on every rank."""
         if self._every is None:
             return []
+        # Leaves are numbered over all steps; the multiples of `every` are compared.
         first = -step * self._computer.schedule.virtual_shards % self._every
         return list(range(first, self._computer.schedule.virtual_shards, self._every))
 
@@ -44,9 +45,10 @@ class Replay:
         """
         leaves = self.leaves(step)
         summed = {block for blocks in held for block in blocks}
+        # Tuples, which a reducer compares with those that it has prepared for.
         return [
-            [part for b in mine for part in ([b] if b in summed else isolate(b, leaves))]
-            for mine in assignment
+            tuple(part for b in blocks for part in ([b] if b in summed else isolate(b, leaves)))
+            for blocks in assignment
         ]
 
     def check(
@@ -63,7 +65,7 @@ class Replay:
         """
         for leaf in self.leaves(step):
             block = Block(0, leaf)
-            owner = next((rank for rank, mine in enumerate(assignment) if block in mine), None)
+            owner = next((rank for rank, blocks in enumerate(assignment) if block in blocks), None)
             if owner is None:
                 continue  # part of a larger sum that was computed in an earlier group
             first = second = ""
@@ -84,8 +86,10 @@ class Replay:
         answers = gather_values(backend, (before, again), tuple[str, str])
         recomputed = [digest for _, digest in answers]
         divergent = set(divergent_members(recomputed))
-        right = next(it for member, it in enumerate(recomputed) if member not in divergent)
-        divergent |= {member for member, (it, _) in enumerate(answers) if it not in {"", right}}
+        right = next(digest for peer, digest in enumerate(recomputed) if peer not in divergent)
+        # Also a rank that was wrong before and is right now: faults of a machine come and go.
+        divergent |= {peer for peer, (digest, _) in enumerate(answers) if digest not in {"", right}}
+        # No two alike, or no rank right both times: it is the program and not a machine.
         if len(set(recomputed)) == len(recomputed) or len(divergent) == len(answers):
             raise InvalidProgram(
                 f"the gradient of virtual shard {leaf} in step {step} came out differently when it "

@@ -52,7 +52,6 @@ from muster.training.schema import read_only
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
-
 _ALIGNMENT: Final = 64
 """Bytes; a cache line. Arrays in shared memory start at multiples of it."""
 
@@ -98,7 +97,7 @@ class Replica:
         self._current, self._memory = _allocate(example)
         self.other, self._other_memory = _allocate(example)
         for descriptor in (self._memory, self._other_memory):
-            weakref.finalize(self, os.close, descriptor)
+            weakref.finalize(self, os.close, descriptor)  # arrays that live longer stay mapped
 
     @property
     def is_empty(self) -> bool:
@@ -149,7 +148,7 @@ class Replica:
             target = _bytes_of(array)
             while count := os.preadv(memory, [target], offset):
                 target, offset = target[count:], offset + count
-            offset += -offset % _ALIGNMENT
+            offset += -offset % _ALIGNMENT  # where `_allocate` has put the next one
         if _digest(self.other, committed) != digest:
             return False
         self.commit(self.other, committed)
@@ -185,8 +184,7 @@ class InPlaceReplica(Replica):
     )
 
     def __init__(self, example: Arrays) -> None:
-        self.state = {}
-        self.committed = EMPTY
+        self.state, self.committed = {}, EMPTY
         self._current, self._memory = _allocate(example)
         self.other = self._current
         self._snapshot = os.memfd_create("muster-snapshot", os.MFD_CLOEXEC)
@@ -282,19 +280,22 @@ def sync_state(
     )
     reports = gather_values(backend, report, _Report)
     _compare_arithmetic(reports, backend.rank)
-    data = [f"{it.lines} lines (hash sum {it.hash_sum:016x})" * (it.lines > 0) for it in reports]
-    refuse_other_data(data, [it.node for it in reports], backend.rank)
+    data = [
+        f"{report.lines} lines (hash sum {report.hash_sum:016x})" * (report.lines > 0)
+        for report in reports
+    ]
+    refuse_other_data(data, [report.node for report in reports], backend.rank)
     furthest = max(report.step for report in reports)
     source = next(member for member, report in enumerate(reports) if report.step == furthest)
     if furthest < 0 and backend.rank == source:
         load()
-    right = reports[source].digest
-    differs = [arithmetic.digest == ANY_BITS and it.digest not in {"", right} for it in reports]
+    right = {"", reports[source].digest}
+    differs = [arithmetic.digest == ANY_BITS and report.digest not in right for report in reports]
     is_behind = [
         report.step < furthest or furthest < 0 or differ
         for report, differ in zip(reports, differs, strict=True)
     ]
-    compared = {at: it.digest for at, it in enumerate(reports) if not is_behind[at]}
+    compared = {peer: report.digest for peer, report in enumerate(reports) if not is_behind[peer]}
     _compare_states(backend, replica, compared)
     blocks = [report.held if report.step == furthest else () for report in reports]
     kept = [[Block(*block) for block in member] for member in blocks]
@@ -304,7 +305,7 @@ def sync_state(
     if any(is_behind):
         if not (are_new and _copy_aside(backend, replica, reports, source)):
             _send_state(backend, replica, is_behind, source)
-        elif replica.size_bytes > QUICK_COPY_BYTES:
+        elif replica.size_bytes > QUICK_COPY_BYTES:  # newcomers copy while the others compute
             ahead = [held for held, behind in zip(kept, is_behind, strict=True) if not behind]
             shares = iter(assign_blocks(ahead, leaves))
             assignment = [() if behind else next(shares) for behind in is_behind]
@@ -372,9 +373,9 @@ def _open(pid: int, descriptor: int, inode: int, stack: ExitStack) -> int | None
 def _compare_arithmetic(reports: Sequence[_Report], rank: int) -> None:
     """Refuse members whose machine computes other bits, and name the setting that differs."""
     prints = [Fingerprint(digest=report.arithmetic, facts=report.facts) for report in reports]
-    divergent = divergent_members([it.digest for it in prints])
+    divergent = divergent_members([report.arithmetic for report in reports])
     if divergent:
-        right = next(it for member, it in enumerate(prints) if member not in divergent)
+        right = next(found for member, found in enumerate(prints) if member not in divergent)
         wrong, other = reports[divergent[0]].node, reports[prints.index(right)].node
         where = f" ({wrong} and {other})" if wrong != other else ""
         raise WorkersDiverged(explain(prints[divergent[0]], right) + where, divergent, rank)
@@ -386,7 +387,7 @@ def _compare_states(backend: Backend, replica: Replica, digests: dict[int, str])
     if len(counts) < 2:  # noqa: PLR2004  all equal
         return
     (right, most), (_, next_most) = counts.most_common(2)
-    divergent = [it for it in members if digests[it] != right or most == next_most]
+    divergent = [member for member in members if digests[member] != right or most == next_most]
     names = different_names(backend, _entries(replica), members)
     more = f" and {len(names) - NAMES_LIMIT} more" * (len(names) > NAMES_LIMIT)
     raise WorkersDiverged(
@@ -426,7 +427,7 @@ def _allocate(example: Arrays) -> tuple[dict[str, NDArray[Any]], int]:
         places[name] = size
         size += example[name].nbytes + -example[name].nbytes % _ALIGNMENT
     os.ftruncate(memory, max(size, 1))
-    mapped = mmap.mmap(memory, max(size, 1))
+    mapped = mmap.mmap(memory, max(size, 1))  # an empty file cannot be mapped
     arrays = {
         name: np.ndarray(example[name].shape, example[name].dtype, mapped, place)
         for name, place in places.items()

@@ -97,6 +97,7 @@ class AgentGroupUpdates:
         return newest
 
     def _receive(self) -> None:
+        # All that have come: each of them holds descriptors until it is closed.
         while (packet := self._socket.receive()) is not None:
             self._keep_newest(*packet)
 

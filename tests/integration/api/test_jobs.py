@@ -214,7 +214,7 @@ def test_a_plan_shows_the_job_and_stores_nothing(
     assert (answer.status_code, plan["launcher"]) == (200, "local")
     request = plan["request"]
     assert (request["engine"], request["command"][-1]) == ("local", "worker.agent")
-    assert (request["content"]["token"], request["content"]["generation"]) == ("<token>", 1)
+    assert (request["content"]["token"], request["content"]["agent_number"]) == ("<token>", 1)
     assert (plan["shards"], plan["shards_per_rank"]) == (shards, per_rank)
     assert (plan["world_size"], plan["command"]) == (job["world_size"], job.get("command"))
     assert plan["spec"]["checkpoint_dir"].startswith("/")

@@ -64,10 +64,13 @@ def test_the_pool_shows_present_and_former_workers(
     failed, active, syncing = found["workers"]
     assert (failed["worker_id"], failed["state"]) == ("0", "failed")
     assert (failed["pid"], failed["step"]) == (None, None), "its rank is another's by now"
+    assert (failed["attempt"], failed["process"]) == (0, None)
     assert active == {
         "worker_id": "1",
         "rank": 1,
         "state": "active",
+        "attempt": 0,
+        "process": "live",
         "pid": os.getpid(),
         "node": "höst-1",
         "gpu_count": 2,
@@ -79,6 +82,14 @@ def test_the_pool_shows_present_and_former_workers(
         "step": 41,
     }
     assert (syncing["state"], syncing["pid"], syncing["joined_step"]) == ("syncing", None, None)
+    same = ("worker_id", "rank", "state", "attempt", "process", "pid")
+    shown = client.get(f"/jobs/{elastic}/summary").json()["workers"]
+    assert [[one[name] for name in same] for one in shown[:2]] == [
+        [one[name] for name in same] for one in (syncing, active)
+    ]
+    assert [[one[name] for name in same] for one in shown[2:]] == [
+        [None, rank, None, None, "waiting", None] for rank in (2, 3)
+    ]
 
 
 def test_the_workers_of_an_independent_job_are_its_ranks(
@@ -87,19 +98,23 @@ def test_the_workers_of_an_independent_job_are_its_ranks(
     stand_in.run(job, worker(1, attempt=3, process=stand_in.lease.process, step=7))
     waiting, live = client.get(f"/jobs/{job}/workers").json()["workers"]
     assert (waiting["rank"], waiting["state"], waiting["pid"]) == (0, "waiting", None)
-    assert (live["worker_id"], live["state"], live["step"]) == ("1.3", "live", 7)
+    assert (live["worker_id"], live["state"], live["step"]) == ("1", "live", 7)
+    assert (live["attempt"], live["process"]) == (3, "live")
     assert (live["pid"], live["joined_at"], live["gpu_count"]) == (os.getpid(), None, 0)
 
 
 def test_a_leaving_worker_is_shown_as_draining(
     client: httpx.Client, stand_in: StandIn, elastic: str
 ) -> None:
-    stand_in.write(elastic, members=[member(number) for number in range(4)])
+    members, ranks = map(member, range(4)), map(worker, range(4))
+    stand_in.write(elastic, members=[*members], ranks=[*ranks])
     answer = client.post(f"/jobs/{elastic}/workers/2/leave")
     assert (answer.status_code, answer.json()["world_size"]) == (200, 3)
     workers = client.get(f"/jobs/{elastic}/workers").json()["workers"]
     states = [one["state"] for one in workers]
     assert states == ["active", "active", "draining", "active"]
+    summary = client.get(f"/jobs/{elastic}/summary").json()
+    assert summary["workers"][2]["state"] == "draining"
     assert kinds(client, elastic)[-1] == "departure_requested"
     again = client.post(f"/jobs/{elastic}/workers/2/leave")
     assert (again.status_code, "asked to already" in again.json()["detail"]) == (409, True)
@@ -159,7 +174,7 @@ def test_hosts_show_what_runs_there(
 ) -> None:
     stand_in.write(
         elastic,
-        agents=[AgentRecord(host=node, generation=1, state=AgentState.CONNECTED)],
+        agents=[AgentRecord(host=node, agent_number=1, state=AgentState.CONNECTED)],
         ranks=[
             worker(0, host=node, process=stand_in.lease.process),
             worker(1, host=node, state="exited"),
@@ -184,7 +199,7 @@ def test_a_fault_names_the_processes_that_it_strikes(
     mine = stand_in.lease.process
     ranks = [worker(it, attempt=it, process=mine, host=f"host-{it // 2}") for it in range(4)]
     ranks[2] = worker(2, attempt=-1, process=None, state="exited", host="host-1")
-    agents = [AgentRecord(host=f"host-{it}", generation=3 + it) for it in range(2)]
+    agents = [AgentRecord(host=f"host-{it}", agent_number=3 + it) for it in range(2)]
     stand_in.write(elastic, ranks=ranks, agents=agents)
     one = {"rank": 1, "attempt": 1, "pid": os.getpid()}
     struck = client.post(f"/jobs/{elastic}/faults", json={"rank": 1, "fault": "stop"})

@@ -8,7 +8,7 @@ from database.history import NEWEST
 from muster import Client
 from muster.contracts.job.status import JobStatus
 from muster.contracts.series import LIVE_KEPT, SERIES_LIMIT
-from muster.contracts.views import SeriesList
+from muster.contracts.views.history import SeriesList
 from tests.support.api_service import Service, StandIn
 from tests.support.database_samples import points
 from tests.support.log_follower import events

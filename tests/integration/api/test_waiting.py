@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from muster.contracts.job.status import JobStatus
-from tests.support.api_service import DEADLINE_SECONDS, LOOK_SECONDS, Service, StandIn
+from tests.support.api_service import DEADLINE_SECONDS, POLL_SECONDS, Service, StandIn
 
 MORE_THAN_THREADS = 60
 """The server has 40 threads for its routes."""
@@ -82,5 +82,5 @@ def test_a_disconnected_client_frees_its_slot(tmp_path: Path) -> None:
         deadline = time.monotonic() + DEADLINE_SECONDS
         while client.get("/jobs/a").status_code == 429:
             assert time.monotonic() < deadline
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
     narrow.end(signal.SIGKILL)

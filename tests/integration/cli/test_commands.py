@@ -115,13 +115,13 @@ def test_attempts_show_each_process_and_its_end(
     first, *lines = muster("attempts", elastic).stdout.splitlines()
     assert first.startswith(f"{elastic} is RUNNING: no data set was named")
     assert lines == [
-        "rank  process      pid  started (UTC)   seconds  from  to step  class",
+        "rank  attempt      pid  started (UTC)   seconds  from  to step  class",
         "   0        1     4711  03-01 12:00:01        -     5        -  alive",
         "4095       17  4194304  03-01 12:00:00    99999     -    99999  invalid_program",
         f"      exited with code 1 ({99 * 'x'})",
     ]
     assert muster("attempts", elastic, "--last", "1").stdout.splitlines()[1:] == [
-        "rank  process   pid  started (UTC)   seconds  from  to step  class",
+        "rank  attempt   pid  started (UTC)   seconds  from  to step  class",
         "   0        1  4711  03-01 12:00:01  -           5  -        alive",
     ]
 

@@ -21,7 +21,7 @@ from database.records import Event, Job, utc_now
 from muster import Client
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import JobId, JobStatus, Reason
-from muster.contracts.views import AgentRequest, JobPlan
+from muster.contracts.views.job import AgentRequest, JobPlan
 from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
 from tests.support.database_samples import worker
 

@@ -66,7 +66,7 @@ OF_THE_JOB: Final[dict[str, Callable[[Story], object]]] = {
     "agent freezes": lambda story: story.agent_freezes(),
     "agent thaws": lambda story: story.agent_thaws(),
     "agent is lost": lambda story: story.agent_is_lost(),
-    "agent of the past is lost": lambda story: story.agent_is_lost(story.agent.generation - 1),
+    "agent of the past is lost": lambda story: story.agent_is_lost(story.agent.agent_number - 1),
     "is interrupted": lambda story: _if_admitted(story, story.is_interrupted),
     "is stopped": lambda story: story.is_stopped(),
     "is stopped by force": lambda story: story.is_stopped(StopRequest.FORCED),
@@ -332,7 +332,7 @@ def check_group(job: JobSnapshot, announced: PublishGroup) -> None:
 
 
 def compare(before: JobSnapshot, after: JobSnapshot) -> None:
-    assert after.agents[LOCAL_HOST].generation >= before.agents[LOCAL_HOST].generation
+    assert after.agents[LOCAL_HOST].agent_number >= before.agents[LOCAL_HOST].agent_number
     assert after.group.round - before.group.round in {0, 1}
     assert len(after.ranks) >= len(before.ranks), "ranks are never removed"
     for old, new in zip(before.pool.members, after.pool.members, strict=False):

@@ -23,12 +23,12 @@ Hosts = list[dict[str, Any]]
 def hosts_when(installation: ClusterInstallation, condition: Callable[[Hosts], object]) -> Hosts:
     """Return what ``GET /hosts`` shows once it meets a condition."""
 
-    def look() -> Hosts:
+    def read() -> Hosts:
         found: Hosts = installation.request("GET", "/hosts").json()["hosts"]
         return found
 
     return await_value(
-        lambda: found if condition(found := look()) else None, lambda: f"hosts: {look()}"
+        lambda: found if condition(found := read()) else None, lambda: f"hosts: {read()}"
     )
 
 
@@ -113,7 +113,7 @@ def test_hosts_that_differ_train_together(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_ended_jobs_leave_nothing_on_a_host_that_is_back(tmp_path: Path) -> None:
-    """Of one the lines come home first; the other is deleted meanwhile."""
+    """Of one the lines are fetched first; the other is deleted meanwhile."""
     with cluster(tmp_path, count=2) as installation:
         host = installation.machines[1]
         script = tmp_path / "shared" / "printing.py"
@@ -145,5 +145,5 @@ def test_ended_jobs_leave_nothing_on_a_host_that_is_back(tmp_path: Path) -> None
         installation.boot(host)
         installation.restart_coordinator(signal.SIGTERM)
         await_value(lambda: not any(it.root.exists() for it in away), lambda: f"left: {away}")
-        home = DataDir(installation.machines[0].directory / "data").job(jobs[0])
-        assert home.log(0, 0).read_bytes() == printed
+        fetched = DataDir(installation.machines[0].directory / "data").job(jobs[0])
+        assert fetched.log(0, 0).read_bytes() == printed

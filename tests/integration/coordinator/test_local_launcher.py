@@ -15,7 +15,7 @@ import pytest
 
 from coordinator.launchers.launcher import AgentProcess
 from muster.contracts.messages.assignment import ForkAgent
-from muster.contracts.settings.environ import PROCESS_TAG, PROCESS_TAG_WIDTH
+from muster.contracts.settings.names import PROCESS_TAG, PROCESS_TAG_WIDTH
 from muster.host.containment import tag_of, tagged_processes
 from muster.host.processes import descendants, environment_of, is_stopped, module_command
 from tests.support.hosts import USER, needs_hosts
@@ -52,7 +52,7 @@ def test_a_forked_agent_has_nothing_of_its_coordinator(tmp_path: Path) -> None:
             assert not open_files(pid) & open_files(os.getpid())
             assert tag_of(pid) == f"{assignment.job_uid}/agent"
             assert "API_KEY" not in environment_of(pid)
-            (prefork,) = tagged_processes(f"{assignment.job_uid}/template")
+            (prefork,) = tagged_processes(f"{assignment.job_uid}/prefork")
             assert os.getsid(prefork.pid) == prefork.pid
             assert len(open_files(prefork.pid)) == 2  # the agent's log and its channel
             successor = scene.launcher(local)

@@ -13,7 +13,8 @@ import pytest
 from muster.contracts.messages.agent import AgentHello, StartRank, TerminateRank
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.messages.wire import encode
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
+from muster.host.files import publish_address
 from muster.links.frames import frame
 from muster.links.serving import PENDING_LIMIT
 from tests.support.agent_stage import order_of
@@ -24,20 +25,20 @@ pytestmark = needs_hosts()
 
 PORT = 7000
 SYN_SENT = f":{PORT:04X} 02 "  # what /proc/net/tcp shows of an attempt to connect
-HELLO = AgentHello(job_uid="uid", host="beta", generation=1, token="a token")  # noqa: S106  for a test
+HELLO = AgentHello(job_uid="uid", host="beta", agent_number=1, token="a token")  # noqa: S106  for a test
 NOTHING = TerminateRank(rank=7, attempt=0)
 
 
 @dataclass
 class Pair:
-    """The host of the coordinator, and one that has an agent; what the coordinator has heard."""
+    """The host of the coordinator, and one that has an agent; what the coordinator has printed."""
 
     control: Host
     other: Host
     root: Path
 
     @property
-    def heard(self) -> str:
+    def printed(self) -> str:
         return self.control.log.read_text()
 
     def serve(self, order: StartRank | TerminateRank = NOTHING) -> Process:
@@ -45,27 +46,26 @@ class Pair:
         words = [f"{self.control.address}:{PORT}", msgspec.json.encode(HELLO).decode()]
         argv = [sys.executable, "-m", "tests.support.agent_server", *words, encode(order).hex()]
         server = self.control.start(argv, cwd=Path.cwd())
-        self.await_heard("listens")
+        self.await_words("listens")
         return server
 
     def start_agent(self) -> None:
         assignment = AgentAssignment(
             job_uid=HELLO.job_uid,
             host=HELLO.host,
-            generation=HELLO.generation,
+            agent_number=HELLO.agent_number,
             token=HELLO.token,
             job_root=str(self.other.local),
-            address_file="",
-            coordinators=(
-                CoordinatorAddress(host="127.0.0.1", port=PORT),  # no process listens there
-                CoordinatorAddress(host=self.control.address, port=PORT),
-            ),
+            address_file=str(self.other.local / "coordinator.json"),
+            coordinator=CoordinatorAddress(host=self.control.address, port=PORT),
             is_managed=False,
             orphan_timeout_seconds=600.0,
             stop_grace_seconds=1.0,
             agent_heartbeat_seconds=0.2,
             max_log_bytes=1 << 20,
         )
+        assert assignment.coordinator is not None
+        publish_address(assignment.coordinator, self.other.directory / "coordinator.json")
         given = self.root / "assignment"
         given.write_bytes(msgspec.json.encode(assignment))
         environ = {**without_ours(os.environ), PROCESS_TAG: f"{HELLO.job_uid}/agent"}
@@ -74,11 +74,13 @@ class Pair:
             self.other.start(argv, environ, cwd=Path.cwd(), stdin=stdin)
 
     def await_connected(self, count: int = 1) -> None:
-        self.await_heard(f" {self.other.name}\n", count)
+        self.await_words(f" {self.other.name}\n", count)
 
-    def await_heard(self, words: str, count: int = 1) -> None:
+    def await_words(self, words: str, count: int = 1) -> None:
         logs = [self.control.log, self.other.log]
-        await_value(lambda: self.heard.count(words) >= count, lambda: "\n".join(map(end_of, logs)))
+        await_value(
+            lambda: self.printed.count(words) >= count, lambda: "\n".join(map(end_of, logs))
+        )
 
 
 @pytest.fixture
@@ -90,16 +92,16 @@ def pair(tmp_path: Path) -> Iterator[Pair]:
 def test_an_agent_of_another_host_runs_a_rank(pair: Pair) -> None:
     server = pair.serve(order_of(pair.other.local, HELLO.job_uid, ["hostname"]))
     pair.start_agent()
-    pair.await_heard("exit_code=0")
+    pair.await_words("exit_code=0")
     machine, boot = (
         pair.other.run("cat", place).strip()
         for place in ("/etc/machine-id", "/proc/sys/kernel/random/boot_id")
     )
-    assert f"connected {machine} {boot} {pair.other.name}\n" in pair.heard
+    assert f"connected {machine} {boot} {pair.other.name}\n" in pair.printed
     server.send_signal(signal.SIGKILL)
     server.wait()
     pair.serve()
-    pair.await_connected(2)  # it has no address file to look at
+    pair.await_connected(2)  # its address file has not changed
 
 
 def test_a_connection_that_is_not_sealed_is_closed(pair: Pair) -> None:
@@ -108,7 +110,7 @@ def test_a_connection_that_is_not_sealed_is_closed(pair: Pair) -> None:
         stranger.connect((pair.control.address, PORT))
         stranger.sendall(frame(encode(HELLO)))  # even with the right token
         assert stranger.recv(1) == b""
-    assert "connected" not in pair.heard
+    assert "connected" not in pair.printed
 
 
 def test_silent_connections_keep_no_agent_out(pair: Pair) -> None:
@@ -128,7 +130,7 @@ def test_both_ends_notice_that_the_other_host_is_lost(pair: Pair) -> None:
     pair.start_agent()
     pair.await_connected()
     pair.control.cut(pair.other)
-    pair.await_heard("disconnected")
+    pair.await_words("disconnected")
     await_value(
         lambda: SYN_SENT in pair.other.run("cat", "/proc/net/tcp"), lambda: "no new connection"
     )

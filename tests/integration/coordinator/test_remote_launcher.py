@@ -5,10 +5,12 @@ import json
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,11 +27,11 @@ from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job.status import JobUid
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.paths import DataDir, JobFiles
 from muster.contracts.settings.services import ServiceSettings
 from muster.host.containment import tagged_processes
-from muster.host.files import publish_newer_address, read_coordinator_address
+from muster.host.files import publish_address, read_coordinator_address
 from muster.host.processes import descendants, environment_of, this_process
 from muster.runtime.archive import claim_directory
 from muster.runtime.secrets import SecretStore
@@ -91,7 +93,7 @@ def test_a_broken_line_is_no_evidence(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_an_agent_without_an_answer_may_run(tmp_path: Path) -> None:
-    """The line breaks after the order was given, before the host says that the agent runs."""
+    """The connection breaks after the order was given, before the host says that the agent runs."""
     words = "import sys; print(sys.argv[1], flush=True); sys.stdin.readline()"
     ready = json.dumps({"type": "ready", "version": VERSION})
 
@@ -186,7 +188,7 @@ def test_a_silent_host_delays_no_other(tmp_path: Path, monkeypatch: pytest.Monke
             lifecycle = AgentLifecycle(by, {"gpu-box": silent}, settings, holds_lease)
             assignment = scene.assignment()
             agent = await scene.start(by, assignment)
-            rows = [AgentRecord(host="gpu-box", generation=1, process=agent.record)]
+            rows = [AgentRecord(host="gpu-box", agent_number=1, process=agent.record)]
             async with asyncio.timeout(DEADLINE_SECONDS):
                 job = queued_job(hosts=(LOCAL_HOST, "gpu-box"))
                 job = replace(job, uid=JobUid(assignment.job_uid))
@@ -207,7 +209,7 @@ def test_a_host_that_the_cluster_has_no_more_does_not_answer(tmp_path: Path) -> 
         agent = await launchers["gpu-box"].adopt("uid", None)
         assert agent is not None
         await launchers["gpu-box"].kill(agent)
-        with pytest.raises(NotStarted, match="gpu-box is not in the cluster any more"):
+        with pytest.raises(NotStarted, match="gpu-box is not in the cluster file any more"):
             await launchers["gpu-box"].start(scene.assignment())
         assert not agent.ended.done()
         launchers["gpu-box"].close()
@@ -312,18 +314,26 @@ def test_a_clock_that_differs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_older_connection_does_not_change_the_address(tmp_path: Path) -> None:
     file = tmp_path / "coordinator.json"
-    older, newer, next_epoch = (
-        CoordinatorAddress(host="127.0.0.1", port=port, number=number)
-        for port, number in ((1, (3, 4)), (2, (3, 5)), (3, (4, 1)))
-    )
-    for told, kept in (
-        (newer, newer),
-        (older, newer),
-        (next_epoch, next_epoch),
-        (newer, next_epoch),
-    ):
-        publish_newer_address(told, file)
-        assert read_coordinator_address(file) == kept
+    with socket.create_server(("127.0.0.1", 0)) as first, ExitStack() as opened:
+        second = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+        older, newer, next_epoch = (
+            CoordinatorAddress(host="127.0.0.1", port=by.getsockname()[1], number=number)
+            for by, number in ((first, (3, 4)), (first, (3, 5)), (second, (4, 1)))
+        )
+        for told, kept in (
+            (newer, newer),
+            (older, newer),
+            (next_epoch, next_epoch),
+            (newer, next_epoch),
+        ):
+            with (
+                nullcontext() if told == kept else pytest.raises(OSError, match="newer coordinator")
+            ):
+                publish_address(told, file)
+            assert read_coordinator_address(file) == kept
+        opened.close()
+        publish_address(newer, file)
+        assert read_coordinator_address(file) == newer, "a restored database counts from less"
 
 
 def test_a_rank_elsewhere_may_live() -> None:
@@ -376,37 +386,37 @@ def test_secrets_travel_by_standard_input_only(tmp_path: Path) -> None:
 
 
 class _Ended:
-    """An ended job: a part of a log is at home, the rest and an exit record on its host."""
+    """An ended job: a part of a log is here, the rest and an exit record on its host."""
 
     def __init__(self, root: Path) -> None:
-        self.home, self.away = (DataDir(root / it).job("done") for it in ("home", "away"))
-        for files, text in ((self.home, b"one\n"), (self.away, b"one\ntwo\n")):
+        self.here, self.away = (DataDir(root / it).job("done") for it in ("here", "away"))
+        for files, text in ((self.here, b"one\n"), (self.away, b"one\ntwo\n")):
             claim_directory(files, JobUid("uid"))
             for directory in (files.logs, files.exits):
                 directory.mkdir(parents=True)
             files.log(0, 0).write_bytes(text)
-        self.home.log_host(0, 0).symlink_to("elsewhere")
+        self.here.log_host(0, 0).symlink_to("elsewhere")
         self.away.times(0, 0).touch()
         self.away.exit_record(0, 0).write_bytes(b"{}")
 
     def fetch(self, data: Path) -> None:
         launcher = CommandLauncher("elsewhere", ("env",), ENVIRON, str(data))
-        asyncio.run(launcher.fetch_logs("uid", self.home))
+        asyncio.run(launcher.fetch_logs("uid", self.here))
 
 
-def test_the_rest_of_an_ended_jobs_logs_comes_home(tmp_path: Path) -> None:
+def test_the_rest_of_an_ended_jobs_logs_is_fetched(tmp_path: Path) -> None:
     job = _Ended(tmp_path)
     job.fetch(tmp_path / "away")
-    assert job.home.log(0, 0).read_bytes() == b"one\ntwo\n"
-    assert job.home.exit_record(0, 0).read_bytes() == b"{}"
+    assert job.here.log(0, 0).read_bytes() == b"one\ntwo\n"
+    assert job.here.exit_record(0, 0).read_bytes() == b"{}"
     assert not job.away.root.exists()
 
 
 def test_a_shared_or_used_directory_stays_on_its_host(tmp_path: Path) -> None:
     job = _Ended(tmp_path)
     with pytest.raises(OSError, match="is shared with the coordinator's host"):
-        job.fetch(tmp_path / "home")
-    assert job.home.log(0, 0).read_bytes() == b"one\n"
+        job.fetch(tmp_path / "here")
+    assert job.here.log(0, 0).read_bytes() == b"one\n"
     environ = {**os.environ, PROCESS_TAG: "uid/agent"}
     with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, env=environ) as used:
         await_value(lambda: tagged_processes("uid/"), lambda: "not tagged")

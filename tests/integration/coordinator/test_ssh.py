@@ -1,4 +1,4 @@
-"""The SSH connections of a coordinator: agents come home through them, and they end with it."""
+"""The SSH connections of a coordinator: agents connect through them, and they end with it."""
 
 import asyncio
 import os
@@ -12,17 +12,19 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from coordinator.launchers.launcher import NotStarted
 from coordinator.launchers.remote import CommandLaunchers
 from coordinator.launchers.ssh import SocketDirectory
 from muster.cluster.description import ClusterNode
 from muster.contracts.messages.assignment import CoordinatorAddress
-from muster.contracts.settings.paths import DataDir, JobFiles
+from muster.contracts.settings.paths import DataDir
 from muster.host.files import read_coordinator_address
 from muster.host.processes import descendants
 from stress.frozen_hosts import command_of
 from tests.support.clusters import (
+    AGENT_PORT,
     SSHD,
     ClusterInstallation,
     cluster,
@@ -45,18 +47,18 @@ def clients(installation: ClusterInstallation, kind: str = "/ssh -F ") -> dict[i
     return {pid: words for pid, words in found.items() if kind in words}
 
 
-def wait_until_heard(installation: ClusterInstallation, job_id: str) -> dict[str, object]:
-    """Return the job once all of its ranks were heard after this call."""
+def wait_until_seen(installation: ClusterInstallation, job_id: str) -> dict[str, object]:
+    """Return the job once all of its ranks were seen after this call."""
     began = time.monotonic()
 
-    def is_heard(seen: dict[str, list[dict[str, float]]]) -> bool:
+    def is_seen(seen: dict[str, list[dict[str, float]]]) -> bool:
         ages = [it["last_heartbeat_age_seconds"] for it in seen["workers"]]
         return max(ages) < time.monotonic() - began - 1.0
 
-    return installation.wait_until(job_id, is_heard)
+    return installation.wait_until(job_id, is_seen)
 
 
-def test_agents_come_home_through_ssh(tmp_path: Path) -> None:
+def test_agents_reach_the_coordinator_through_ssh(tmp_path: Path) -> None:
     with cluster(tmp_path, MUSTER_AGENT_ADDRESS="") as installation:
         job_id = installation.submit(
             mode="synchronous", world_size=6, min_workers=6, epochs=60, sleep_sec=0.02
@@ -72,12 +74,17 @@ def test_agents_come_home_through_ssh(tmp_path: Path) -> None:
             lambda: len(set(clients(installation, MASTER)) - set(masters)) == 2,
             lambda: f"{clients(installation)}",
         )
-        wait_until_heard(installation, job_id)
+        wait_until_seen(installation, job_id)
         installation.coordinator.end(signal.SIGKILL)
         await_value(lambda: not clients(installation), lambda: f"{clients(installation)}")
-        installation.coordinator.start()
-        adopted = wait_until_heard(installation, job_id)
-        assert pids(adopted) == pids(before)
+        first, *_ = installation.machines
+        for address in ("", f"{first.address}:{AGENT_PORT}"):
+            installation.coordinator.environment["MUSTER_AGENT_ADDRESS"] = address
+            installation.coordinator.start()
+            adopted = wait_until_seen(installation, job_id)
+            assert pids(adopted) == pids(before)
+            if not address:
+                installation.coordinator.end(signal.SIGKILL)
         ended = installation.complete(job_id)
         kinds = installation.kinds(job_id)
         assert (ended["restarts"], kinds.count("rank_started")) == (0, 6)
@@ -94,7 +101,7 @@ class Sshd:
         self._root = root
         self._process: subprocess.Popen[bytes] | None = None
         self._client = ssh_client(root)
-        self.home = socket.create_server(("127.0.0.1", 0))
+        self.coordinator = socket.create_server(("127.0.0.1", 0))
         self.data = DataDir(root / "data")
 
     def start(self, lines: str = "", client: str = "") -> None:
@@ -114,9 +121,9 @@ class Sshd:
     def launchers(self, host: str = "gpu-box") -> CommandLaunchers:
         environ = {**ENVIRON, "PATH": f"{self._client}:{os.environ['PATH']}"}
         node = ClusterNode(name="elsewhere", host=host, user="root", transport="ssh")
-        port = self.home.getsockname()[1]
-        home = CoordinatorAddress(host="127.0.0.1", port=port, number=(7, 0))
-        return CommandLaunchers([node], environ, self.data, home)
+        port = self.coordinator.getsockname()[1]
+        address = CoordinatorAddress(host="127.0.0.1", port=port, number=(7, 0))
+        return CommandLaunchers([node], environ, self.data, address)
 
     def problem(self, host: str = "gpu-box") -> str:
         """Return why the host cannot be used."""
@@ -130,7 +137,7 @@ class Sshd:
         return asyncio.run(check())
 
     def close(self) -> None:
-        self.home.close()
+        self.coordinator.close()
         if self._process is not None:
             self._process.terminate()
             self._process.wait()
@@ -295,26 +302,26 @@ def test_sockets_of_a_killed_coordinator_are_removed(tmp_path: Path) -> None:
 
 
 def test_more_orders_than_sessions_are_carried_out(sshd: Sshd) -> None:
-    """Ssh connects anew for them; all agents hear of the next connection all the same."""
+    """Ssh connects anew for them; all agents learn of the next connection all the same."""
     sshd.start("MaxSessions 3")
 
     async def check() -> None:
         with closing(sshd.launchers()) as launchers:
             async with Scene(sshd.data.jobs, lambda: launchers["elsewhere"]) as scene:
                 by = scene.launcher()
-                given = [scene.assignment() for _ in range(4)]
+                file = str(sshd.data.coordinator_address)
+                given = [replace(scene.assignment(), address_file=file) for _ in range(4)]
                 await asyncio.gather(*(scene.start(by, it) for it in given))
-                files = [JobFiles(Path(it.job_root)).coordinator_address for it in given]
-                first = {read_coordinator_address(file) for file in files}
-                assert len(first) == 1
+                first = read_coordinator_address(sshd.data.coordinator_address)
+                assert first is not None
                 for pid in descendants(os.getpid()):
                     if MASTER in command_of(pid):
                         os.kill(pid, signal.SIGKILL)
 
-                def have_heard() -> bool:
-                    return {read_coordinator_address(file) for file in files}.isdisjoint(first)
+                def is_replaced() -> bool:
+                    return read_coordinator_address(sshd.data.coordinator_address) != first
 
-                await asyncio.to_thread(await_value, have_heard, lambda: f"{files}")
+                await asyncio.to_thread(await_value, is_replaced, lambda: f"{first}")
                 assert all(len(agents_of(it.job_uid)) == 1 for it in given)
 
     asyncio.run(check())

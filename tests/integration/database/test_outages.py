@@ -50,15 +50,15 @@ def test_a_killed_server_is_unavailable_until_it_is_back(
 
 
 def test_commits_are_noticed_again_after_a_cut(server: FragilePostgres, database: Database) -> None:
-    heard = threading.Semaphore(0)
-    database.listen(heard.release)
-    assert heard.acquire(timeout=DEADLINE_SECONDS)
+    notified = threading.Semaphore(0)
+    database.listen(notified.release)
+    assert notified.acquire(timeout=DEADLINE_SECONDS)
     before = database.changes()
     server.cut()
-    assert heard.acquire(timeout=DEADLINE_SECONDS), "some commits may have been missed"
+    assert notified.acquire(timeout=DEADLINE_SECONDS), "some commits may have been missed"
     assert database.changes() != before
     submit(Jobs(database), "after-the-cut")
-    assert heard.acquire(timeout=SILENCE_SECONDS)
+    assert notified.acquire(timeout=SILENCE_SECONDS)
 
 
 def test_a_server_that_takes_no_writes_is_unavailable(

@@ -70,8 +70,8 @@ def run(files: JobFiles, ear: Ear) -> Run:
         code = rank.wait(60)
         own = read_own_record(files, 0, 3, rank.pid)
         if own is not None:
-            heard = {type(message): message for message in ear.heard()}
-            assert {type(said.message): said.message for said in own.said} == heard
+            received = {type(message): message for message in ear.received()}
+            assert {type(said.message): said.message for said in own.said} == received
         return code, own
 
     return run

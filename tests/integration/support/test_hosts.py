@@ -113,7 +113,7 @@ def test_power_off_ends_everything_and_keeps_the_disk(three: list[Host]) -> None
     host.run("sh", "-c", f"test -e {host.local}/kept && test ! -e /dev/shm/lost")
 
 
-def test_the_peer_of_a_host_without_power_hears_nothing(three: list[Host]) -> None:
+def test_the_peer_of_a_host_without_power_receives_nothing(three: list[Host]) -> None:
     with three[1].open_socket() as listener:
         listener.bind((three[1].address, 0))
         listener.listen()

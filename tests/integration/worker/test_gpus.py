@@ -18,7 +18,7 @@ from muster.contracts.rank import ProcessRecord
 from muster.host.processes import environment_of, identify, send_signal
 from tests.support.agent_stage import Conversation, Stage, adopted
 from tests.support.gpus import install_gpus, show_use, write_nvidia_smi
-from tests.support.takeovers import FOREVER, hear_said, started, taken_over
+from tests.support.takeovers import FOREVER, receive_said, started, taken_over
 from worker.ranks.gpus import VramLedger
 
 
@@ -53,7 +53,7 @@ def begun(stage: Stage, per_rank: int, at_once: int | None = None) -> Conversati
 
 def waits(agent: Conversation, rank: int = 0) -> str:
     """Return what a rank lacked that could not start."""
-    exited = agent.hear_of(RankExited, rank)
+    exited = agent.receive_of(RankExited, rank)
     assert isinstance(exited, RankExited)
     assert (exited.is_waiting, exited.exit_code, exited.signal) == (True, None, None)
     assert exited.unstarted is not None
@@ -85,10 +85,10 @@ def test_a_killed_rank_frees_its_gpu_for_its_replacement(stage: Stage, nvidia_sm
     for attempt in range(5):
         # What it has started holds the GPU too, until it is contained.
         agent.say(stage.order(["sh", "-c", "sleep 600 & sleep 600"], attempt=attempt))
-        spawned = adopted(stage.uid, agent.hear_of(RankSpawned, 0))
+        spawned = adopted(stage.uid, agent.receive_of(RankSpawned, 0))
         assert gpus_of(spawned.process) == set(uuids)
         send_signal(spawned.process, signal.SIGKILL)
-        assert agent.hear_of(RankExited, 0).signal == signal.SIGKILL
+        assert agent.receive_of(RankExited, 0).signal == signal.SIGKILL
 
 
 def test_a_job_that_waits_starts_when_the_other_ends(
@@ -100,7 +100,7 @@ def test_a_job_that_waits_starts_when_the_other_ends(
     second.say(other.order(FOREVER))
     assert waits(second) == "found 1 of 2 free GPUs on its host"
     send_signal(rank.process, signal.SIGTERM)
-    first.hear_of(RankExited, 0)
+    first.receive_of(RankExited, 0)
     started(other, second, FOREVER, attempt=1)
 
 
@@ -117,7 +117,7 @@ def test_a_rank_keeps_its_gpu_without_its_agent(
     second.say(other.order(FOREVER, attempt=1))
     waits(second)
     send_signal(rank.process, signal.SIGKILL)
-    first.hear_of(RankExited, 0)
+    first.receive_of(RankExited, 0)
     started(other, second, FOREVER, attempt=2)
 
 
@@ -130,7 +130,7 @@ def test_a_gang_takes_no_gpu_before_it_can_have_all(
     gang.say(*(stage.order(FOREVER, rank=each) for each in range(3)))
     assert {waits(gang, each) for each in range(3)} == {"found 2 of 3 free GPUs on its host"}
     send_signal(rank.process, signal.SIGKILL)
-    single.hear_of(RankExited, 0)
+    single.receive_of(RankExited, 0)
     ranks = [started(stage, gang, FOREVER, rank=each, attempt=1) for each in range(3)]
     assert set.union(*(gpus_of(each.process) for each in ranks)) == set(uuids)
 
@@ -155,11 +155,11 @@ def test_a_host_that_can_never_do_fails_the_job(
         write_nvidia_smi(nvidia_smi, lines)
     agent = begun(stage, 2)
     agent.say(stage.order(FOREVER))
-    refused = hear_said(agent, 0, PermanentFailure, lambda _: True)
+    refused = receive_said(agent, 0, PermanentFailure, lambda _: True)
     assert isinstance(refused, PermanentFailure)
     assert refused.reason is Reason.INVALID_PROGRAM
     assert why in refused.message
-    assert agent.hear_of(RankExited, 0).exit_code == 126
+    assert agent.receive_of(RankExited, 0).exit_code == 126
 
 
 def test_memory_is_reserved_until_its_rank_has_ended(
@@ -181,7 +181,7 @@ def test_memory_is_reserved_until_its_rank_has_ended(
     assert waits(second) == f"{needed}: 3000 MB free on {gpu}; next try in 60 s"
     first = taken_over(stage, rank, gpus_at_once=1, vram=need)
     send_signal(rank.process, signal.SIGKILL)
-    first.hear_of(RankExited, 0)
+    first.receive_of(RankExited, 0)
     show_use(nvidia_smi, [gpu])
     assert gpus_of(started(other, second, FOREVER, attempt=2).process) == {gpu}
 

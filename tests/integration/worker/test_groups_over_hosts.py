@@ -14,7 +14,7 @@ from muster.contracts.settings.environ import HostPlace
 from muster.datasets.synthetic import synthetic
 from muster.datasets.writer import write_dataset
 from tests.support.agent_stage import Conversation, Stage
-from tests.support.takeovers import TOGETHER, announced, hear_said
+from tests.support.takeovers import TOGETHER, announced, receive_said
 
 
 class Host(NamedTuple):
@@ -51,8 +51,8 @@ def start(job: Stage, host: Host, number: int, attempt: int = 0) -> Rank:
     """Start a rank of the job on a host, and return it when it is ready."""
     place = HostPlace(local_rank=0, local_world_size=1, host_count=2)
     host.agent.say(job.order(None, rank=number, attempt=attempt, place=place, **TOGETHER))
-    spawned = host.agent.hear_of(RankSpawned, number)
-    ready = hear_said(host.agent, number, Ready, lambda _: True)
+    spawned = host.agent.receive_of(RankSpawned, number)
+    ready = receive_said(host.agent, number, Ready, lambda _: True)
     member = GroupMember(
         worker_id=number + 10 * attempt,
         rank=number,
@@ -63,16 +63,16 @@ def start(job: Stage, host: Host, number: int, attempt: int = 0) -> Rank:
     return Rank(host, spawned.pid, attempt, member)
 
 
-def train(hosts: list[Host], generation: int, *ranks: Rank) -> Saved:
+def train(hosts: list[Host], round_number: int, *ranks: Rank) -> Saved:
     """Publish a group of these ranks, and return its first checkpoint: all have taken a step."""
     members = tuple(rank.member for rank in ranks)
-    group = WorkerGroup(round=generation, token="", members=members, paused=False)
+    group = WorkerGroup(round=round_number, token="", members=members, paused=False)
     for host in hosts:
         attempts = tuple(rank.attempt for rank in ranks)
         host.agent.say(AnnounceGroup(group=group, attempts=attempts))
     first = ranks[0]
-    return hear_said(
-        first.host.agent, first.member.rank, Saved, lambda it: it.generation == generation
+    return receive_said(
+        first.host.agent, first.member.rank, Saved, lambda it: it.generation == round_number
     )
 
 
@@ -89,7 +89,7 @@ def test_group_shrinks_to_one_host_and_grows_with_the_same_bits(
     saved = [train(hosts, 1, zero, one, two)]
     assert not shares_memory(zero, one)
     os.kill(two.pid, signal.SIGKILL)
-    second.agent.hear_of(RankDied, 2)
+    second.agent.receive_of(RankDied, 2)
     saved.append(train(hosts, 2, zero, one))
     assert shares_memory(zero, one)
     saved.append(train(hosts, 3, zero, one, start(job, second, 2, attempt=1)))
@@ -105,10 +105,10 @@ def digests_alone(root: Path, saved: list[Saved]) -> list[str]:
         stage.start_agent(is_managed=True)
         agent = stage.meet()
         agent.say(stage.order(None, **{**TOGETHER, "sleep_sec": 0.0}))
-        hear_said(agent, 0, Ready, lambda _: True)
+        receive_said(agent, 0, Ready, lambda _: True)
         agent.say(announced(1, 0))
         return [
-            hear_said(agent, 0, Saved, lambda it, step=known.step: it.step == step).digest
+            receive_said(agent, 0, Saved, lambda it, step=known.step: it.step == step).digest
             for known in saved
         ]
     finally:

@@ -26,7 +26,7 @@ from tests.support.installation import await_value, end_of
 from tests.support.storage_processes import session_of
 from worker.coordinator.log_index import LogIndex
 
-HELLO = AgentHello(job_uid="uid", host="beta", generation=1, token="a token")  # noqa: S106  for a test
+HELLO = AgentHello(job_uid="uid", host="beta", agent_number=1, token="a token")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=7, attempt=0)
 LINES = 20_000  # between two interruptions: several batches
 ROUNDS = 6
@@ -51,8 +51,8 @@ class Way:
         return JobFiles(self.root / name / "jobs" / "a-job")
 
     @property
-    def heard(self) -> Path:
-        return self.root / "heard"
+    def output(self) -> Path:
+        return self.root / "output"
 
     @property
     def socket(self) -> Path:
@@ -69,15 +69,18 @@ class Way:
     def start(self, name: str) -> None:
         if name == "server":
             words = [f"127.0.0.1:{self.port}", msgspec.json.encode(HELLO).decode()]
-            words += [encode(ORDER).hex(), str(self.files("home").root)]
+            words += [encode(ORDER).hex(), str(self.files("coordinator").root)]
             argv = [sys.executable, "-m", "tests.support.agent_server", *words]
         else:
-            argv = module_command("worker.storage")
-        with self.heard.open("ab") as heard:
-            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=heard, stderr=heard)
+            argv = module_command("worker.storage" if name == "sender" else "worker.agent")
+        with self.output.open("ab") as output:
+            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=output, stderr=output)
         self.processes[name] = process
+        assert process.stdin is not None
+        if name == "agent":
+            process.stdin.write(msgspec.json.encode(self.assignment()))
+            process.stdin.close()
         if name == "sender":
-            assert process.stdin is not None
             socket = str(self.socket) if self.sends_checkpoints else ""
             order = StorageAssignment(
                 socket=socket, stop_grace_seconds=1.0, keys={}, agent=self.assignment()
@@ -89,12 +92,11 @@ class Way:
         return AgentAssignment(
             job_uid=HELLO.job_uid,
             host=HELLO.host,
-            generation=HELLO.generation,
+            agent_number=HELLO.agent_number,
             token=HELLO.token,
             job_root=str(self.files("away").root),
             address_file=str(self.address_file),
-            coordinators=() if self.address_file.exists() else (self.address,),
-            is_forwarded=self.address_file.exists(),
+            coordinator=self.address,
             is_managed=False,
             orphan_timeout_seconds=600.0,
             stop_grace_seconds=1.0,
@@ -110,77 +112,91 @@ class Way:
         process.communicate()
         return code
 
-    def size_at_home(self) -> int:
-        log = self.files("home").log(0, 0)
+    def size_at_coordinator(self) -> int:
+        log = self.files("coordinator").log(0, 0)
         return log.stat().st_size if log.exists() else -1
 
 
 @pytest.fixture
 def way(tmp_path: Path) -> Iterator[Way]:
     way = Way(tmp_path)
-    for name in ("home", "away"):
+    for name in ("coordinator", "away"):
         way.files(name).exits.mkdir(parents=True)
         way.files(name).owner.write_text(HELLO.job_uid)
+    publish_address(way.address, way.address_file)
     yield way
     for name in [*way.processes]:
         way.end(name)
 
 
 def test_nothing_is_lost_or_doubled_by_kills(way: Way) -> None:
-    away, home = way.files("away"), way.files("home")
+    away, coordinator = way.files("away"), way.files("coordinator")
     index = LogIndex(away.log(0, 0), away.times(0, 0))
     for name in ("server", "sender"):
         way.start(name)
     with away.log(0, 0).open("a") as log:
         for number in range(ROUNDS):
-            before = way.size_at_home()
+            before = way.size_at_coordinator()
             log.writelines(f"{number} {line}\n" for line in range(LINES))
             log.flush()
             index.note(number)
-            await_value(lambda: way.size_at_home() > before, lambda: end_of(way.heard))  # noqa: B023
+            await_value(lambda: way.size_at_coordinator() > before, lambda: end_of(way.output))  # noqa: B023
             name = ("server", "sender")[number % 2]
             way.end(name)
             way.start(name)
     away.exit_record(0, 0).write_bytes(b"how it ended")
-    await_value(home.exit_record(0, 0).exists, lambda: end_of(way.heard))
-    assert way.end("sender", signal.SIGTERM) == 0, "everything is home"
+    await_value(coordinator.exit_record(0, 0).exists, lambda: end_of(way.output))
+    assert way.end("sender", signal.SIGTERM) == 0, "everything is sent"
     for path in (JobFiles.log, JobFiles.times, JobFiles.exit_record):
-        assert path(home, 0, 0).read_bytes() == path(away, 0, 0).read_bytes()
-    assert "drained" in way.heard.read_text()
+        assert path(coordinator, 0, 0).read_bytes() == path(away, 0, 0).read_bytes()
+    assert "drained" in way.output.read_text()
 
 
 def test_a_sender_that_is_told_to_end_first_sends_all(way: Way) -> None:
-    away, home = way.files("away"), way.files("home")
+    away, coordinator = way.files("away"), way.files("coordinator")
     index = LogIndex(away.log(0, 0), away.times(0, 0))
     for name in ("server", "sender"):
         way.start(name)
-    await_value(home.log(0, 0).exists, lambda: end_of(way.heard))
+    await_value(coordinator.log(0, 0).exists, lambda: end_of(way.output))
     away.log(0, 0).write_text("the last line\n")
     index.note(1.0)
     assert way.end("sender", signal.SIGTERM) == 0
-    assert home.log(0, 0).read_text() == "the last line\n"
+    assert coordinator.log(0, 0).read_text() == "the last line\n"
 
 
-def test_a_sender_leaves_a_coordinator_that_was_replaced(way: Way) -> None:
-    """The first one is stopped, and not dead: its connection stays open."""
-    publish_address(way.address, way.address_file)
-    away = way.files("away")
+def test_all_links_leave_a_coordinator_that_was_replaced(way: Way) -> None:
+    """Those of agent, logs and checkpoints. It is stopped, and not dead: connections stay open."""
+    way.sends_checkpoints = True
+    away, coordinator = way.files("away"), way.files("coordinator")
     index = LogIndex(away.log(0, 0), away.times(0, 0))
-    for name in ("server", "sender"):
+    for name in ("server", "agent"):
         way.start(name)
-    away.log(0, 0).write_text("to the first\n")
-    index.note(1.0)
-    await_value(lambda: way.size_at_home() > 0, lambda: end_of(way.heard))
-    way.processes["stopped"] = way.processes.pop("server")
-    way.processes["stopped"].send_signal(signal.SIGSTOP)
-    way.port = free_port()
-    way.start("server")
-    publish_address(way.address, way.address_file)
-    with away.log(0, 0).open("a") as log:
-        log.write("to the second\n")
-    index.note(2.0)
-    size = away.log(0, 0).stat().st_size
-    await_value(lambda: way.size_at_home() == size, lambda: end_of(way.heard))
+    session, warnings = session_of(coordinator.root / "checkpoints"), list[str]()
+    connection = StorageConnection(away.storage_socket, session, warnings.append)
+    with closing(RemoteCheckpoints(connection, warnings.append)) as rank, closing(connection):
+        rank.claim()
+        for step in (1, 2):
+            await_value(
+                lambda: way.output.read_text().count("\nconnected ") == step,  # noqa: B023
+                lambda: end_of(way.output),
+            )
+            with away.log(0, 0).open("a") as log:
+                log.write(f"to coordinator {step}\n")
+            index.note(step)
+            rank.save(step, Position(step=step), STATE | {"step": step}, print)
+            rank.flush()
+            size = away.log(0, 0).stat().st_size
+            await_value(lambda: way.size_at_coordinator() == size, lambda: end_of(way.output))  # noqa: B023
+            if step == 1:
+                way.processes["stopped"] = way.processes.pop("server")
+                way.processes["stopped"].send_signal(signal.SIGSTOP)
+                way.port = free_port()
+                way.start("server")
+                publish_address(way.address, way.address_file)
+        found = rank.restore()
+    assert found is not None
+    assert found.step == found.state["step"] == 2
+    assert warnings == []
 
 
 def test_a_sender_ends_with_its_agent(way: Way) -> None:
@@ -193,12 +209,12 @@ def test_a_sender_ends_with_its_agent(way: Way) -> None:
 def test_a_killed_helper_loses_no_line_and_no_checkpoint(way: Way) -> None:
     """One process sends both: what it has not acknowledged comes from the next one."""
     way.sends_checkpoints = True
-    away, home = way.files("away"), way.files("home")
+    away, coordinator = way.files("away"), way.files("coordinator")
     for name in ("server", "sender"):
         way.start(name)
     index = LogIndex(away.log(0, 0), away.times(0, 0))
     warnings: list[str] = []
-    session = session_of(home.root / "checkpoints")
+    session = session_of(coordinator.root / "checkpoints")
     connection = StorageConnection(way.socket, session, warnings.append)
     saved: list[int] = []
     with closing(RemoteCheckpoints(connection, warnings.append)) as rank, closing(connection):
@@ -217,5 +233,5 @@ def test_a_killed_helper_loses_no_line_and_no_checkpoint(way: Way) -> None:
     assert found.step == found.state["step"] == ROUNDS - 1
     assert found.state["weights"].tobytes() == STATE["weights"].tobytes()
     assert warnings == []
-    assert way.end("sender", signal.SIGTERM) == 0, "everything is home"
-    assert home.log(0, 0).read_bytes() == away.log(0, 0).read_bytes()
+    assert way.end("sender", signal.SIGTERM) == 0, "everything is sent"
+    assert coordinator.log(0, 0).read_bytes() == away.log(0, 0).read_bytes()

@@ -30,7 +30,7 @@ from muster.contracts.messages.rank import (
     Warned,
 )
 from muster.contracts.messages.wire import ExitRecord, decode_exit_record, encode
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.paths import JobFiles
 from muster.host.containment import can_tag, set_tag_limit
 from muster.host.processes import identify
@@ -344,7 +344,7 @@ def test_a_reconnecting_process_needs_the_tag_number_too(
     )
     caller = subprocess.Popen(
         # A zombie has no environment to identify it by: wait for the end of the connection.
-        [sys.executable, "-S", "-c", words + "line.recv(1)"],
+        [sys.executable, "-S", "-c", words + "link.recv(1)"],
         env={PROCESS_TAG: f"{loop.uid}/1/0"},
         preexec_fn=partial(set_tag_limit, f"{loop.uid}/{tagged_rank}/0"),  # noqa: PLW1509  one thread
         stderr=subprocess.DEVNULL,

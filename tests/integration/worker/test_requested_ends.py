@@ -85,7 +85,7 @@ def agent(stage: Stage) -> Conversation:
 def begin(stage: Stage, agent: Conversation, command: list[str]) -> ProcessRecord:
     """Start a rank, wait until it trains, and return the rank's own process."""
     agent.say(stage.order(command))
-    spawned = agent.hear_of(RankSpawned, 0)
+    spawned = agent.receive_of(RankSpawned, 0)
     ready = stage.root / "ready"
     log = stage.files.log(0, 0)
     await_value(ready.exists, lambda: log.read_text() if log.exists() else "no log", 60)
@@ -100,7 +100,7 @@ def test_a_trainer_under_a_wrapper_saves_once(
 ) -> None:
     begin(stage, agent, WRAPPERS[wrapper])
     agent.say(TerminateRank(rank=0, attempt=0), TerminateRank(rank=0, attempt=0))
-    exited = agent.hear_of(RankExited, 0)
+    exited = agent.receive_of(RankExited, 0)
     assert (stage.root / "saved").exists(), stage.files.log(0, 0).read_text()
     assert (stage.root / "calls").read_text() == "called\n"
     if wrapper != "python without the channel":  # the trainer's last word, not its wrapper's
@@ -115,7 +115,7 @@ def test_a_trainer_saves_with_its_workers(stage: Stage, agent: Conversation, met
     (stage.root / "trainer.py").write_text(LOADING.format(method=method))
     begin(stage, agent, PYTHON.split())
     agent.say(TerminateRank(rank=0, attempt=0))
-    exited = agent.hear_of(RankExited, 0)
+    exited = agent.receive_of(RankExited, 0)
     assert (stage.root / "saved").exists(), stage.files.log(0, 0).read_text()
     assert exited.exit_code == 0
     assert not stage.running(0)
@@ -124,7 +124,7 @@ def test_a_trainer_saves_with_its_workers(stage: Stage, agent: Conversation, met
 def test_a_trainer_saves_before_its_agent_leaves(stage: Stage, agent: Conversation) -> None:
     begin(stage, agent, WRAPPERS["tee"])
     stage.signal_agent(signal.SIGTERM)
-    agent.hear_of(RankExited, 0)
+    agent.receive_of(RankExited, 0)
     assert (stage.root / "saved").exists()
     assert stage.exit_code() == 0
 
@@ -144,7 +144,7 @@ def test_a_trainer_saves_after_its_agent_was_replaced(stage: Stage, agent: Conve
     await_value(calls.exists, lambda: "it was not asked")
     stage.kill_agent()
     stage.start_agent(adopted=[adopted])
-    exited = stage.meet(3, order).hear_of(RankExited, 0)
+    exited = stage.meet(3, order).receive_of(RankExited, 0)
     assert (stage.root / "saved").exists()
     assert calls.read_text() == "called\n"
     assert exited.attempt == 0
@@ -154,7 +154,7 @@ def test_a_service_does_not_prolong_a_requested_end(stage: Stage, agent: Convers
     daemon = "setsid sh -c 'trap \"\" TERM; while :; do sleep 600; done' & "
     begin(stage, agent, ["sh", "-c", f"{daemon} {PYTHON}; true"])
     agent.say(TerminateRank(rank=0, attempt=0))
-    assert agent.hear_of(RankExited, 0).exit_code == 0
+    assert agent.receive_of(RankExited, 0).exit_code == 0
     assert (stage.root / "saved").exists()
     assert not stage.running(0)
 
@@ -166,10 +166,10 @@ def test_a_program_in_the_group_has_until_its_kill(stage: Stage, agent: Conversa
     agent.say(TerminateRank(rank=0, attempt=0))
     await_value(lambda: identify(shell.pid) is None, lambda: "the shell lives")
     agent.say(stage.order(["true"], rank=1))
-    agent.hear_of(RankExited, 1)
+    agent.receive_of(RankExited, 1)
     assert stage.running(0)
     agent.say(KillRank(rank=0, attempt=0))
-    assert agent.hear_of(RankExited, 0).signal == signal.SIGTERM
+    assert agent.receive_of(RankExited, 0).signal == signal.SIGTERM
     assert not stage.running(0)
 
 
@@ -178,6 +178,6 @@ def test_an_end_that_nobody_requested_is_contained_at_once(
 ) -> None:
     shell = begin(stage, agent, ["sh", "-c", f"{PYTHON}; true"])
     os.kill(shell.pid, signal.SIGTERM)
-    assert agent.hear_of(RankExited, 0).signal == signal.SIGTERM
+    assert agent.receive_of(RankExited, 0).signal == signal.SIGTERM
     assert not (stage.root / "saved").exists()
     assert not stage.running(0)

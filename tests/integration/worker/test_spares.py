@@ -26,7 +26,7 @@ from muster.contracts.messages.rank import (
     WorkerGroup,
 )
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import SPARE_RANK
+from muster.contracts.settings.names import SPARE_RANK
 from muster.host.containment import is_contained, tag_number_of, tag_numbers, tag_of
 from muster.host.processes import identify, is_running, send_signal
 from tests.support.agent_stage import Conversation, Stage
@@ -89,15 +89,15 @@ def start(stage: Stage, agent: Conversation, attempt: int, **spec: object) -> in
     )
     announced = AnnounceGroup(group=group, attempts=(attempt,))
     agent.say(order(stage, attempt, **spec), announced)
-    spawned = agent.hear_of(RankSpawned, 0)
+    spawned = agent.receive_of(RankSpawned, 0)
     assert isinstance(spawned, RankSpawned)
-    hear(agent, JoinedGroup)
+    receive(agent, JoinedGroup)
     return spawned.pid
 
 
-def hear(agent: Conversation, kind: type) -> object:
+def receive(agent: Conversation, kind: type) -> object:
     while True:
-        said = agent.hear_of(RankSaid, 0)
+        said = agent.receive_of(RankSaid, 0)
         assert isinstance(said, RankSaid)
         if isinstance(said.message, kind):
             return said.message
@@ -106,7 +106,7 @@ def hear(agent: Conversation, kind: type) -> object:
 def last_step(agent: Conversation, after: int) -> int:
     """Wait until rank 0 has taken a step after this one."""
     while True:
-        heartbeat = hear(agent, Heartbeat)
+        heartbeat = receive(agent, Heartbeat)
         assert isinstance(heartbeat, Heartbeat)
         if heartbeat.progress.step > after:
             return heartbeat.progress.step
@@ -114,7 +114,7 @@ def last_step(agent: Conversation, after: int) -> int:
 
 def end(agent: Conversation, pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-    agent.hear_of(RankExited, 0)
+    agent.receive_of(RankExited, 0)
 
 
 def spares(stage: Stage) -> list[ProcessRecord]:
@@ -175,7 +175,7 @@ def test_a_killed_spare_is_replaced_by_a_fork(
     await_value(lambda: not is_running(spare), lambda: "it lives")
     if not is_with_its_rank:
         os.kill(first, signal.SIGKILL)
-    agent.hear_of(RankExited, 0)
+    agent.receive_of(RankExited, 0)
     assert start(stage, agent, 1) != spare.pid
     (stage.root / "in_a_spare.py").write_text("")
     assert await_spare(stage) != spare  # after a pause
@@ -198,7 +198,7 @@ def test_a_program_that_fails_only_in_a_spare_is_reported_once(
 ) -> None:
     (stage.root / "in_a_spare.py").write_text("os.environ['RANK']")
     pid = start(stage, agent, 0)
-    warned = hear(agent, Warned)
+    warned = receive(agent, Warned)
     assert isinstance(warned, Warned)
     assert "KeyError: 'RANK'" in warned.message
     end(agent, pid)
@@ -241,7 +241,7 @@ def test_a_spare_without_enough_memory_is_the_last(stage: Stage, memory_cgroup: 
     stage.start_agent(is_managed=True, spare_ranks=1, program=program)
     agent = stage.meet()
     first = start(stage, agent, 0)
-    warned = hear(agent, Warned)
+    warned = receive(agent, Warned)
     assert isinstance(warned, Warned)
     assert warned.message == (
         "spare processes are off (there is too little memory): "
@@ -294,11 +294,11 @@ def test_a_spare_that_still_loads_becomes_the_next_attempt(
 ) -> None:
     spare = start_loading_spare(stage, agent)
     agent.say(order(stage, 2))
-    spawned = agent.hear_of(RankSpawned, 0)
+    spawned = agent.receive_of(RankSpawned, 0)
     assert isinstance(spawned, RankSpawned)
     assert spawned.pid == spare.pid
     (stage.root / "go").touch()
-    assert hear(agent, Ready) == Ready(port=0), "not that of a spare process"
+    assert receive(agent, Ready) == Ready(port=0), "not that of a spare process"
     assert tag_of(spare.pid) == f"{stage.uid}/0/2"
 
 
@@ -319,6 +319,6 @@ def test_what_a_loading_spare_has_started_ends_with_it(stage: Stage, agent: Conv
     pid = int(await_value(lambda: file.exists() and file.read_text(), lambda: "no helper"))
     assert (helper := identify(pid)) is not None
     agent.say(order(stage, 2))
-    agent.hear_of(RankSpawned, 0)
+    agent.receive_of(RankSpawned, 0)
     end(agent, spare.pid)
     assert not is_running(helper)

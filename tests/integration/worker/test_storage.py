@@ -22,7 +22,7 @@ from muster.contracts.location import S3Location
 from muster.contracts.messages.agent import RankCheckpoints
 from muster.contracts.messages.rank import GroupMember, WorkerGroup
 from muster.contracts.messages.storage import ListGang, Restore
-from muster.contracts.settings.environ import SENDS_CHECKPOINTS, STORAGE_SOCKET
+from muster.contracts.settings.names import SENDS_CHECKPOINTS, STORAGE_SOCKET
 from muster.contracts.settings.paths import rank_place
 from muster.contracts.shards import Position
 from muster.datasets.errors import ShardChanged

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 from muster.contracts.messages.agent import Dismiss, RankExited
-from muster.contracts.settings.environ import STORAGE_SOCKET
+from muster.contracts.settings.names import STORAGE_SOCKET
 from muster.host.processes import environment_of, identify
 from tests.support.agent_stage import Stage
 from tests.support.installation import await_value
@@ -35,7 +35,7 @@ def test_dead_process_is_replaced(stage: Stage) -> None:
         assert KEY not in environment_of(process.pid).values()
         assert KEY not in Path(f"/proc/{process.pid}/cmdline").read_text()
     agent.say(Dismiss())
-    assert agent.hear_of(RankExited, 0).signal == signal.SIGKILL
+    assert agent.receive_of(RankExited, 0).signal == signal.SIGKILL
     assert stage.exit_code() == 0
     assert stage.running() == []
     assert not stage.files.storage_socket.exists()

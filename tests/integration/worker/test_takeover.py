@@ -11,7 +11,7 @@ from muster.contracts.messages.rank import Heartbeat, Hello, JoinedGroup, Ready,
 from muster.contracts.settings.paths import TIME_MARK
 from muster.host.containment import tag_of
 from muster.host.processes import is_running, send_signal
-from tests.support.agent_stage import GENERATION, Stage, adopted
+from tests.support.agent_stage import AGENT_NUMBER, Stage, adopted
 from tests.support.installation import await_value
 from tests.support.takeovers import (
     AT_A_GATE,
@@ -19,9 +19,9 @@ from tests.support.takeovers import (
     LONG,
     TOGETHER,
     announced,
-    hear_said,
-    hear_training,
     open_gate,
+    receive_said,
+    receive_training,
     started,
     taken_over,
 )
@@ -31,15 +31,15 @@ def test_a_rank_trains_on_under_the_next_agent(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **LONG)
-    before = hear_training(first)
+    before = receive_training(first)
     second = taken_over(stage, rank, is_managed=True)
-    assert adopted(stage.uid, second.hear()) == rank
+    assert adopted(stage.uid, second.receive()) == rank
     assert is_running(rank.process)
-    hear_said(second, 0, Hello, lambda _: True)
-    hear_training(second, above=before.progress.step)
+    receive_said(second, 0, Hello, lambda _: True)
+    receive_training(second, above=before.progress.step)
     second.say(TerminateRank(rank=0, attempt=0))
-    hear_said(second, 0, Heartbeat, lambda beat: beat.stopping)
-    assert second.hear_of(RankExited, 0).exit_code == 0
+    receive_said(second, 0, Heartbeat, lambda beat: beat.stopping)
+    assert second.receive_of(RankExited, 0).exit_code == 0
     record = stage.record(0, 0)
     assert (record.pid, record.exited.exit_code) == (rank.process.pid, 0)
     stopping = [
@@ -54,19 +54,19 @@ def test_an_adopted_group_takes_a_new_round_and_a_new_rank(stage: Stage) -> None
     ranks = []
     for rank in (0, 1):
         ranks.append(started(stage, first, None, rank=rank, **TOGETHER))
-        hear_said(first, rank, Ready, lambda _: True)
+        receive_said(first, rank, Ready, lambda _: True)
     first.say(announced(1, 0, 1))
-    saved = hear_said(first, 0, Saved, lambda saved: saved.step > 0)
+    saved = receive_said(first, 0, Saved, lambda saved: saved.step > 0)
 
     second = taken_over(stage, *ranks, is_managed=True)
     second.say(announced(2, 0, 1))
-    hear_said(second, 0, JoinedGroup, lambda joined: joined.round == 2)
-    assert hear_said(second, 0, Saved, lambda s: s.generation == 2).step > saved.step
+    receive_said(second, 0, JoinedGroup, lambda joined: joined.round == 2)
+    assert receive_said(second, 0, Saved, lambda s: s.generation == 2).step > saved.step
     second.say(stage.order(None, rank=2, **TOGETHER))
-    hear_said(second, 2, Ready, lambda _: True)
+    receive_said(second, 2, Ready, lambda _: True)
     second.say(announced(3, 0, 1, 2))
-    hear_said(second, 2, JoinedGroup, lambda joined: joined.round == 3)
-    hear_training(second, 2, above=saved.step)
+    receive_said(second, 2, JoinedGroup, lambda joined: joined.round == 3)
+    receive_training(second, 2, above=saved.step)
     assert all(is_running(rank.process) for rank in ranks)
     second.say(Dismiss())
     assert stage.exit_code() == 0
@@ -77,15 +77,15 @@ def test_saves_without_an_agent_are_reported_later(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **TOGETHER)
-    hear_said(first, 0, Ready, lambda _: True)
+    receive_said(first, 0, Ready, lambda _: True)
     first.say(announced(1, 0))
-    last = hear_said(first, 0, Saved, lambda saved: saved.step > 0).step
+    last = receive_said(first, 0, Saved, lambda saved: saved.step > 0).step
     stage.kill_agent()
     await_value(lambda: newest_step(stage) > last + 40, lambda: "it does not train on")
     second = taken_over(stage, rank, is_managed=True)
-    told = [hear_said(second, 0, Saved, lambda _: True).step]
+    told = [receive_said(second, 0, Saved, lambda _: True).step]
     while told[-1] <= last + 40:
-        told.append(hear_said(second, 0, Saved, lambda _: True).step)
+        told.append(receive_said(second, 0, Saved, lambda _: True).step)
     assert told[told.index(last) :][:5] == [last + 10 * number for number in range(5)]
 
 
@@ -104,7 +104,7 @@ def test_an_adopted_commands_exit_code_and_log_are_complete(stage: Stage) -> Non
     await_value(lambda: stage.files.times(0, 0).stat().st_size, lambda: "the index is empty")
     second = taken_over(stage, rank)
     open_gate(stage)
-    exited = second.hear_of(RankExited, 0)
+    exited = second.receive_of(RankExited, 0)
     assert (exited.exit_code, exited.signal) == (3, None)
     assert exited.last_lines == ("before", "after")
     assert stage.record(0, 0).exited.exit_code == 3
@@ -121,7 +121,7 @@ def test_what_an_adopted_rank_started_is_gone_at_its_exit(stage: Stage) -> None:
     stage.await_log("ready")
     second = taken_over(stage, rank, bystander)
     open_gate(stage)
-    assert second.hear_of(RankExited, 0).exit_code == 0
+    assert second.receive_of(RankExited, 0).exit_code == 0
     assert not stage.running(rank=0)
     assert is_running(bystander.process)
 
@@ -135,7 +135,7 @@ def test_an_unseen_exit_is_reported_as_unknown(stage: Stage) -> None:
     send_signal(rank.process, signal.SIGKILL)
     await_value(lambda: not exists(rank.process.pid), lambda: "it is not reaped")
     second = taken_over(stage, rank)
-    exited = second.hear_of(RankExited, 0)
+    exited = second.receive_of(RankExited, 0)
     assert (exited.exit_code, exited.signal) == (None, None)
     assert exited.last_lines == ("last words",)
     assert (stage.record(0, 0).exited.exit_code, stage.record(0, 0).exited.signal) == (None, None)
@@ -146,17 +146,17 @@ def test_a_rank_that_completes_under_a_stopped_agent_is_done(stage: Stage) -> No
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, sleep_sec=0.01, epochs=2)
-    hear_training(first)
+    receive_training(first)
     stage.signal_agent(signal.SIGSTOP)
     await_value(lambda: not is_running(rank.process), lambda: "it does not complete")
     stage.kill_agent()
     await_value(lambda: not exists(rank.process.pid), lambda: "it is not reaped")
     second = taken_over(stage, rank, is_managed=True)
-    beat = hear_said(
+    beat = receive_said(
         second, 0, Heartbeat, lambda beat: beat.progress.step == beat.progress.total_steps
     )
     assert not beat.stopping
-    exited = second.hear_of(RankExited, 0)
+    exited = second.receive_of(RankExited, 0)
     assert (exited.exit_code, exited.signal) == (0, None)
     assert stage.record(0, 0).exited == exited
 
@@ -169,10 +169,10 @@ def test_a_recorded_exit_is_reported_by_the_next_agent(stage: Stage) -> None:
     stage.start_agent()
     first = stage.meet()
     rank = started(stage, first, ["sh", "-c", "exit 4"])
-    first.hear_of(RankExited, 0)
+    first.receive_of(RankExited, 0)
     written = stage.record(0, 0)
     second = taken_over(stage, rank)
-    assert second.hear_of(RankExited, 0).exit_code == 4
+    assert second.receive_of(RankExited, 0).exit_code == 4
     assert stage.record(0, 0) == written
 
 
@@ -180,12 +180,12 @@ def test_a_stopped_rank_is_not_taken_for_completed(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **LONG)
-    hear_training(first)
+    receive_training(first)
     send_signal(rank.process, signal.SIGTERM)
-    first.hear_of(RankExited, 0)
+    first.receive_of(RankExited, 0)
     second = taken_over(stage, rank, is_managed=True)
-    hear_said(second, 0, Heartbeat, lambda beat: beat.stopping)
-    assert second.hear_of(RankExited, 0).exit_code == 0
+    receive_said(second, 0, Heartbeat, lambda beat: beat.stopping)
+    assert second.receive_of(RankExited, 0).exit_code == 0
 
 
 def test_an_unknown_rank_is_killed_before_another_starts(stage: Stage) -> None:
@@ -214,7 +214,7 @@ def test_a_prefork_server_ends_with_its_agent_only(stage: Stage) -> None:
     stage.start_agent(is_managed=True)
     first = stage.meet()
     rank = started(stage, first, None, **LONG)
-    hear_said(first, 0, Hello, lambda _: True)
+    receive_said(first, 0, Hello, lambda _: True)
     stage.kill_agent()
     await_value(
         lambda: [tag_of(record.pid) for record in stage.running()] == [rank.process_tag],
@@ -222,7 +222,7 @@ def test_a_prefork_server_ends_with_its_agent_only(stage: Stage) -> None:
     )
     second = taken_over(stage, rank, is_managed=True)
     other = started(stage, second, None, rank=1, **LONG)
-    hear_said(second, 1, Hello, lambda _: True)
+    receive_said(second, 1, Hello, lambda _: True)
     assert is_running(rank.process)
     assert is_running(other.process)
 
@@ -241,14 +241,14 @@ except OSError as error:
 
 def test_only_ranks_can_connect_to_the_agents_socket(stage: Stage) -> None:
     stage.start_agent()
-    stage.meet().hear()
-    await_value(stage.files.agent_socket(GENERATION).exists, lambda: "there is no listener")
+    stage.meet().receive()
+    await_value(stage.files.agent_socket(AGENT_NUMBER).exists, lambda: "there is no listener")
     for user_id in {os.geteuid(), 65534 if os.geteuid() == 0 else os.geteuid()}:
         words = [
             sys.executable,
             "-c",
             STRANGER,
-            str(stage.files.agent_socket(GENERATION)),
+            str(stage.files.agent_socket(AGENT_NUMBER)),
             str(user_id),
         ]
         answer = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()

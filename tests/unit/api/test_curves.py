@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from api.page.curves import differences, in_order
+from api.page.texts import differences, in_order
 
 SCRIPTS = Path(__file__).parent / "curves.test.mjs"
 

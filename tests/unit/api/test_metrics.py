@@ -29,7 +29,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 SAVED: dict[str, Any] = {
     "rank": 1,
-    "state": "finished",
+    "process": "finished",
     "last_checkpoint_step": 5,
     "last_checkpoint_bytes": 640,
     "last_checkpoint_at": (NOON - timedelta(seconds=90)).isoformat(),

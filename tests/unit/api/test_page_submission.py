@@ -9,7 +9,8 @@ import pytest
 
 from api.page.submission import FIELDS, controls, fields_of, job_text, submit_command
 from cli.jobs.submit import JobDescription
-from muster.contracts.job.spec import JobRequest, JobSpec, KeepBest
+from muster.contracts.job.field_types import KeepBest
+from muster.contracts.job.spec import JobRequest, JobSpec
 from muster.host.yaml_files import YamlFile, safe_yaml
 
 SCRIPT = ("python", "train.py", "it's", 'a "word"\n', "")

@@ -18,7 +18,7 @@ from api.routes.service import get_readiness
 from api.server import create_app
 from database.errors import DatabaseUnavailable
 from muster.contracts.settings.paths import DataDir
-from muster.contracts.views import Health
+from muster.contracts.views.service import Health
 
 Usage = namedtuple("Usage", "total used free")  # noqa: PYI024  as shutil's own
 GIB = 1 << 30

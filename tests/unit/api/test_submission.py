@@ -20,7 +20,8 @@ from muster.checkpoints.manager import CheckpointManager
 from muster.checkpoints.manifest import BEST, Owner
 from muster.checkpoints.store import open_store
 from muster.cluster.description import Cluster, ClusterNode, cluster_of_service
-from muster.contracts.job.spec import JobRequest, ResumeFrom
+from muster.contracts.job.field_types import ResumeFrom
+from muster.contracts.job.spec import JobRequest
 from muster.contracts.job.status import JobId
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
@@ -102,7 +103,10 @@ OTHER_HOSTS: dict[str, tuple[dict[str, object], str | None]] = {
     "only here": ({"world_size": 2, "hosts": ("here",)}, None),
     "an object store": ({"world_size": 4, "checkpoint_dir": "s3://bucket/runs"}, None),
     "no such host": ({"hosts": ("nowhere",)}, "there is no node 'nowhere': use one of here, box"),
-    "too many ranks": ({"world_size": 5}, "only 4 of 5 ranks fit on the cluster while it is free"),
+    "too many ranks": (
+        {"world_size": 5},
+        "only 4 of 5 ranks fit on the nodes of the cluster file if free",
+    ),
     "needs that no host has": ({"world_size": 1, "vram_mb": 1}, "here: it has no GPU; box: it"),
     "apart": ({"world_size": 4, "mode": "independent"}, None),
     "only elsewhere": ({"world_size": 2, "mode": "synchronous", "hosts": ("box",)}, None),

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from api.page.timeline import timeline
-from muster.contracts.views import AttemptView, EventView
+from muster.contracts.views.history import AttemptView, EventView
 
 MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
 

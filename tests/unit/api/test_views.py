@@ -19,21 +19,23 @@ from api.views import (
     throughput,
     total_steps,
 )
-from database.records import Audit, RankRecord
+from database.records import Audit, MemberRecord, WorkerRecord, values_of
 from muster.contracts.job.retry import RetryClass
 from muster.contracts.job.status import JobId, JobStatus, StopRequest
 from muster.contracts.messages.rank import EpochDone
-from muster.contracts.views import AuditView, SummaryView
-from tests.support.database_samples import epoch
+from muster.contracts.views.history import AuditView
+from muster.contracts.views.job import SummaryView
+from tests.support.database_samples import epoch, member
 from tests.support.database_samples import worker as rank_record
 from tests.unit.api.jobs import JOB, NOW
 
 
-def worker(rank: int = 0, **changes: object) -> RankRecord:
+def worker(rank: int = 0, member: MemberRecord | None = None, **changes: object) -> WorkerRecord:
     progress = {"step": 10, "total_steps": 30, "loss": 0.5}
-    return rank_record(
+    row = rank_record(
         rank, **{"process": None, "throughput_steps_per_sec": 5.0, **progress, **changes}
     )
+    return WorkerRecord(**values_of(row), member=member)
 
 
 FINISHED = worker(1, finished=True, state="exited", step=30)
@@ -54,7 +56,7 @@ FINISHED = worker(1, finished=True, state="exited", step=30)
     ],
 )
 def test_the_slowest_rank_decides_the_eta(
-    workers: list[RankRecord], expected: float | None
+    workers: list[WorkerRecord], expected: float | None
 ) -> None:
     assert eta_seconds(workers) == expected
 
@@ -87,7 +89,7 @@ def test_the_total_is_unknown_until_every_rank_reports_one() -> None:
     assert total_steps([worker(), worker(1, total_steps=None)]) is None
 
 
-def together(*workers: RankRecord) -> SummaryView:
+def together(*workers: WorkerRecord) -> SummaryView:
     """Return the summary of a synchronous job of two ranks."""
     spec = msgspec.structs.replace(JOB.spec, mode="synchronous")
     return summary(replace(JOB, spec=spec), workers, NOW)
@@ -139,9 +141,22 @@ def test_ranks_that_a_job_has_left_out_are_not_counted() -> None:
 
 def test_a_rank_without_a_process_is_waiting() -> None:
     never = worker(0, attempt=-1, state="exited")
-    for started in ([worker(1)], [never, worker(1)]):
-        found = summary(JOB, started, NOW).workers
-        assert [(one.worker_id, one.state) for one in found] == [("0", "waiting"), ("1.0", "live")]
+    for started in ([worker(1, attempt=3)], [never, worker(1, attempt=3)]):
+        assert names(summary(JOB, started, NOW)) == [
+            ("0", "waiting", None, "waiting"),
+            ("1", "live", 3, "live"),
+        ]
+        assert names(together(*started))[0] == (None, None, None, "waiting")
+
+
+def test_a_rank_of_a_pool_has_the_state_of_its_member() -> None:
+    syncing = member(2, rank=1, attempt=1, state="syncing")
+    found = together(worker(0, member(0)), worker(1, syncing, attempt=1, state="spawned"))
+    assert names(found) == [("0", "active", 0, "live"), ("2", "syncing", 1, "spawned")]
+
+
+def names(found: SummaryView) -> list[tuple[str | None, str | None, int | None, str | None]]:
+    return [(one.worker_id, one.state, one.attempt, one.process) for one in found.workers]
 
 
 def test_heartbeat_ages_are_never_negative() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from api.streams import Feeds
 from api.watch import BACKLOG, Found, WatchFeed, delta
-from muster.contracts.views import EventView
+from muster.contracts.views.history import EventView
 
 MOMENT = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -35,15 +35,15 @@ def test_only_what_differs_is_sent(
 
 
 class Source:
-    """What a feed looks at; each look finds the next one."""
+    """What a feed reads; each read finds the next one."""
 
     def __init__(self, *found: Found | None) -> None:
         self.found = list(found)
         self.number = 0
-        self.looks = 0
+        self.reads = 0
 
-    def look(self, _after: int) -> Found | None:
-        self.looks += 1
+    def read(self, _after: int) -> Found | None:
+        self.reads += 1
         return self.found.pop(0) if len(self.found) > 1 else self.found[0]
 
     def changes(self) -> int:
@@ -56,7 +56,7 @@ def event(number: int) -> EventView:
 
 
 def feed_of(source: Source) -> WatchFeed:
-    return WatchFeed(look=source.look, changes=source.changes, is_closing=lambda: False)
+    return WatchFeed(read=source.read, changes=source.changes, is_closing=lambda: False)
 
 
 async def rest_of(feed: WatchFeed, number: int) -> list[bytes]:
@@ -64,7 +64,7 @@ async def rest_of(feed: WatchFeed, number: int) -> list[bytes]:
     return [content async for content in feed.after(number) if content is not None]
 
 
-def test_fifty_readers_share_each_look_and_get_the_same_bytes() -> None:
+def test_fifty_readers_share_each_read_and_get_the_same_bytes() -> None:
     source = Source(
         Found({"step": 0}, [event(4)]),
         Found({"step": 1}, [event(5)]),
@@ -80,7 +80,7 @@ def test_fifty_readers_share_each_look_and_get_the_same_bytes() -> None:
         (first, is_over), *others = await asyncio.gather(*[read() for _ in range(50)])
         assert others == [(first, is_over)] * 49
         assert is_over
-        assert source.looks == 3
+        assert source.reads == 3
         kinds = [content.split(b"\n")[0] for content in first]
         assert kinds == [b"id: 5", b"event: summary", b"event: summary"]
 

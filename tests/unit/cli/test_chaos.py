@@ -10,13 +10,14 @@ from cli.checks import chaos
 from cli.checks.chaos import recovery_of, watch
 from muster.client import Job
 from muster.contracts.errors import MusterError
-from muster.contracts.views import EventView, MemberView, StruckProcess, SummaryView
+from muster.contracts.views.history import EventView, StruckProcess
+from muster.contracts.views.job import MemberView, SummaryView
 from tests.support.summaries import RANK, summary
 
 STRUCK = datetime(2026, 3, 1, tzinfo=UTC)
-BEFORE = {**RANK, "rank": 1, "worker_id": "1.0"}
-GONE = {**BEFORE, "state": "exited", "pid": None}
-BACK = {**BEFORE, "worker_id": "1.1", "pid": 9}
+BEFORE = {**RANK, "rank": 1}
+GONE = {**BEFORE, "process": "exited", "pid": None}
+BACK = {**BEFORE, "attempt": 1, "pid": 9}
 
 
 class FakeJob:
@@ -35,7 +36,7 @@ class FakeJob:
     def summary(self) -> SummaryView:
         status, worker = next(self._looks, self._last)
         number = len(self._events) + 1
-        self._events.append(event(f"rank 1 is {worker['state']}", number))
+        self._events.append(event(f"rank 1 is {worker['process']}", number))
         return summary(status=status, workers=[RANK, worker])
 
 
@@ -85,10 +86,10 @@ def test_events_are_shown_until_the_rank_runs_again() -> None:
     [
         ([*[("RUNNING", BEFORE)] * 100, ("RUNNING", BACK)], "rank 1 runs again, as pid 9"),
         ([("FAILED", GONE)], "rank 1 is not replaced: job-1 is FAILED"),
-        ([("RUNNING", {**GONE, "state": "finished"})], "rank 1 is not replaced: it is finished"),
+        ([("RUNNING", {**GONE, "process": "finished"})], "rank 1 is not replaced: it is finished"),
         ([("RECOVERING", GONE)], "not back: rank 1 has not been replaced within 60 s"),
         ([("RUNNING", BEFORE)], "not back: rank 1 has not been replaced within 60 s"),
-        ([("RUNNING", {**GONE, "state": "waiting"})], "not back: nothing was struck"),
+        ([("RUNNING", {**GONE, "process": "waiting"})], "not back: nothing was struck"),
     ],
     ids=["it ends late", "failed", "finished", "not replaced in time", "it survives", "dropped"],
 )
@@ -127,14 +128,17 @@ def test_times_of_a_recovery_are_those_of_its_events(
     ]
     joined = [5, 5, 5, 5 if is_member else None]
     struck = StruckProcess(rank=1, attempt=3, pid=7)
-    assert recovery_of(struck, events, list(map(member, joined))) == milliseconds
+    members = [member(attempt, step) for attempt, step in enumerate(joined)]
+    assert recovery_of(struck, events, members) == milliseconds
 
 
-def member(joined_step: int | None) -> MemberView:
+def member(attempt: int, joined_step: int | None) -> MemberView:
     return MemberView(
         worker_id="",
         rank=1,
         state="failed",
+        attempt=attempt,
+        process=None,
         pid=None,
         node=None,
         gpu_count=0,

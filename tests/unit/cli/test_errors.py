@@ -29,7 +29,7 @@ from muster.contracts.errors import (
 from muster.contracts.job.secrets import Reference, SecretUnavailable
 from muster.contracts.job.status import EXIT_CODES, TERMINAL
 from muster.contracts.location import InvalidLocation
-from muster.contracts.views import ProblemView
+from muster.contracts.views.service import ProblemView
 
 
 def refused(status: int) -> Refused:

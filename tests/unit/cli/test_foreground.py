@@ -7,7 +7,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from cli.services.foreground import LEFT_OVER, Follower, ServiceWarnings, private_environment
+from cli.services.following import LEFT_OVER, Follower
+from cli.services.foreground import private_environment
+from cli.services.terminal import ServiceWarnings
 from muster.client import Client
 from muster.client.errors import Conflict, NotFound
 from muster.contracts.errors import JobDiffers
@@ -15,7 +17,7 @@ from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import JobId
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import AccessSettings, ServiceSettings
-from muster.contracts.views import ProblemView
+from muster.contracts.views.service import ProblemView
 from tests.support.summaries import job
 
 SPEC = JobSpec(command=("true",), world_size=1)

@@ -9,7 +9,7 @@ import pytest
 from cli.errors import Misuse
 from cli.jobs.submit import JobDescription, read_job_file, text_of
 from muster.contracts.errors import InvalidDescription
-from muster.contracts.views import FieldError
+from muster.contracts.views.service import FieldError
 from muster.host.code import Script
 from muster.host.yaml_files import SIZE_LIMIT_BYTES, Location, YamlFile
 

@@ -19,10 +19,10 @@ from cli.jobs.run import (
     run,
 )
 from cli.main import app
-from cli.services.foreground import CHUNK_BYTES, Terminal
+from cli.services.terminal import CHUNK_BYTES, Terminal
 from muster.contracts.job.problems import checked_job_id
 from muster.contracts.settings.paths import JobFiles
-from muster.contracts.views import EventView
+from muster.contracts.views.history import EventView
 from muster.logs.source import LINE_LIMIT_BYTES
 from tests.support.logs import JobLogs
 
@@ -194,7 +194,7 @@ def test_a_flood_is_shown_in_parts_and_long_lines_whole(logs: Logs) -> None:
 
 def test_closed_output_is_reported_once() -> None:
     words = (
-        "from cli.services.foreground import print_lines as p; [p('x' * 100_000) for _ in range(3)]"
+        "from cli.services.terminal import print_lines as p; [p('x' * 100_000) for _ in range(3)]"
     )
     reading, writing = os.pipe()
     os.close(reading)

@@ -9,7 +9,7 @@ import pytest
 
 from cli.errors import Misuse
 from cli.jobs.series import csv_rows, write_events
-from muster.contracts.views import SeriesColumns, SeriesList, SeriesView
+from muster.contracts.views.history import SeriesColumns, SeriesList, SeriesView
 
 
 class Events(ModuleType):

@@ -8,7 +8,7 @@ from rich.console import Console
 from cli.jobs.show import NAME_WIDTH_MAX, screen
 from cli.main import app
 from muster import Client
-from muster.contracts.views import SummaryView
+from muster.contracts.views.job import SummaryView
 from tests.support.summaries import SUMMARY, summary
 
 

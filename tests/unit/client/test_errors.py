@@ -10,7 +10,7 @@ import pytest
 from muster import Client, client
 from muster.client import errors
 from muster.client.errors import ClientError, Unreachable, advice_for, refusal
-from muster.contracts.views import ProblemView
+from muster.contracts.views.service import ProblemView
 
 KINDS = {
     name: kind

@@ -14,7 +14,7 @@ from muster.contracts.job.spec import JobSpec
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.messages.attach import JoinOrder, LaunchAgent
 from muster.contracts.settings.services import ServiceSettings
-from muster.contracts.views import AgentRequest
+from muster.contracts.views.job import AgentRequest
 from muster.host.processes import module_command
 
 SETTINGS = ServiceSettings.read({"HOME": "/h", "MUSTER_AGENT_ADDRESS": "10.0.0.1:7400"}, cores=4)
@@ -45,7 +45,7 @@ def filled_in(text: str) -> str:
 
 def order(host: str) -> JoinOrder:
     address = CoordinatorAddress(host="10.0.0.1", port=7400)
-    return JoinOrder(job_uid="u", host=host, generation=1, token="t", coordinators=(address,))  # noqa: S106
+    return JoinOrder(job_uid="u", host=host, agent_number=1, token="t", coordinator=address)  # noqa: S106
 
 
 def test_slurm_gets_what_was_shown(tmp_path: Path) -> None:

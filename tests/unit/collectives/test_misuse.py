@@ -148,9 +148,9 @@ def test_a_rank_that_comes_late_can_go_on(name: str, world_size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["tcp", "shared_memory"])
-def test_an_abort_is_heard_behind_a_message_that_nobody_awaits(name: str) -> None:
+def test_an_abort_is_found_behind_a_message_that_nobody_awaits(name: str) -> None:
     """Rank 0 waits for rank 2 and so does not read on what rank 1 sent of another group."""
-    has_given_up, has_heard = threading.Event(), threading.Event()
+    has_given_up, has_received = threading.Event(), threading.Event()
 
     def rank(backend: Backend) -> type | None:
         other = SubBackend(backend, range(3))
@@ -166,9 +166,9 @@ def test_an_abort_is_heard_behind_a_message_that_nobody_awaits(name: str) -> Non
             error = type(caught)
         if backend.rank == 1:
             has_given_up.set()
-            has_heard.wait()
+            has_received.wait()
         elif backend.rank == 0:
-            has_heard.set()
+            has_received.set()
         if backend.rank == 1:
             early.wait()
         else:

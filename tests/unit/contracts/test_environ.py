@@ -8,7 +8,6 @@ from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.location import Location, S3Location
 from muster.contracts.settings.environ import (
-    PROCESS_TAG,
     Assignment,
     HostPlace,
     RankSettings,
@@ -16,6 +15,7 @@ from muster.contracts.settings.environ import (
     rank_environment,
     spec_from_environment,
 )
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.services import (
     AccessSettings,
     ServiceSettings,

@@ -7,7 +7,7 @@ import pytest
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.settings.services import ServiceSettings
 from muster.datasets.errors import ShardUnreadable
-from muster.job_defaults import complete
+from muster.job_defaults import resolve
 
 
 @pytest.fixture
@@ -26,10 +26,10 @@ def write_shard(tmp_path: Path) -> None:
 
 
 def test_a_default_data_set_is_used(settings: ServiceSettings, tmp_path: Path) -> None:
-    command = complete(JobSpec(command=("true",)), settings, tmp_path)
+    command = resolve(JobSpec(command=("true",)), settings, tmp_path)
     write_shard(tmp_path)
-    for completed in (command, complete(JobSpec(), settings, tmp_path)):
-        assert (completed.dataset_dir, completed.note) == (tmp_path / "shards", None)
+    for resolved in (command, resolve(JobSpec(), settings, tmp_path)):
+        assert (resolved.dataset_dir, resolved.note) == (tmp_path / "shards", None)
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_without_data_the_synthetic_set_is_named_but_not_made(
     if name is not None:
         (tmp_path / "shards").mkdir()
         (tmp_path / "shards" / name).touch()
-    completed = complete(JobSpec(), settings, tmp_path)
-    assert completed.dataset_dir == tmp_path / "state" / "datasets" / "synthetic"
-    assert completed.note == (
+    resolved = resolve(JobSpec(), settings, tmp_path)
+    assert resolved.dataset_dir == tmp_path / "state" / "datasets" / "synthetic"
+    assert resolved.note == (
         f"no data set was named and {tmp_path / 'shards'} {problem}: "
         "a small synthetic one will be used"
     )
@@ -61,21 +61,21 @@ def test_an_unreadable_default_data_set_is_an_error(
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "shard_00000.txt").symlink_to(tmp_path / "gone")
     with pytest.raises(ShardUnreadable, match=r"shard_00000\.txt"):
-        complete(JobSpec(), settings, tmp_path)
+        resolve(JobSpec(), settings, tmp_path)
 
 
 def test_named_directories_are_made_absolute(settings: ServiceSettings, tmp_path: Path) -> None:
     write_shard(tmp_path)
     spec = JobSpec(dataset_dir="gone", checkpoint_dir="/saved", working_dir="work")
-    completed = complete(spec, settings, tmp_path)
-    assert completed.dataset_dir == tmp_path / "gone"
-    assert completed.checkpoint_dir == Path("/saved")
-    assert completed.working_dir == tmp_path / "work"
+    resolved = resolve(spec, settings, tmp_path)
+    assert resolved.dataset_dir == tmp_path / "gone"
+    assert resolved.checkpoint_dir == Path("/saved")
+    assert resolved.working_dir == tmp_path / "work"
     for field in ("dataset_dir", "checkpoint_dir", "working_dir"):
-        assert getattr(completed.spec, field) == str(getattr(completed, field))
+        assert getattr(resolved.spec, field) == str(getattr(resolved, field))
 
 
 def test_completing_twice_changes_nothing(settings: ServiceSettings, tmp_path: Path) -> None:
-    spec = complete(JobSpec(), settings, tmp_path).spec
+    spec = resolve(JobSpec(), settings, tmp_path).spec
     write_shard(tmp_path)
-    assert complete(spec, settings, tmp_path / "elsewhere").spec == spec
+    assert resolve(spec, settings, tmp_path / "elsewhere").spec == spec

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from muster.contracts.leaderboard import compare, differences
-from muster.contracts.views import SummaryView
+from muster.contracts.views.job import SummaryView
 from tests.support.summaries import rank, summary
 
 NAN, INF = math.nan, math.inf

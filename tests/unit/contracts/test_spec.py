@@ -4,19 +4,17 @@ import msgspec
 import pytest
 
 from muster.contracts.errors import InvalidSpec
-from muster.contracts.job.problems import checked, checked_job_id, field_errors, problems
-from muster.contracts.job.spec import (
+from muster.contracts.job.field_types import (
     COMMAND_LIMIT,
     COMMAND_LIMIT_BYTES,
     ENVIRONMENT_LIMIT_BYTES,
-    LIMITS,
     MAPPING_LIMIT,
     TEXT_LIMIT,
-    JobRequest,
-    JobSpec,
     KeepBest,
     ResumeFrom,
 )
+from muster.contracts.job.problems import checked, checked_job_id, field_errors, problems
+from muster.contracts.job.spec import LIMITS, JobRequest, JobSpec
 from muster.contracts.messages.agent import StartRank
 from muster.contracts.messages.wire import encode
 from muster.contracts.settings.environ import Assignment, rank_environment

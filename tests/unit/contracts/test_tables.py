@@ -53,7 +53,7 @@ PAIRS = [
     (allowed, own_move, *pair)
     for allowed, own_move, states in (
         (JOB_MOVES, partial(move, job.TRANSITIONS), JobStatus),
-        (RANK_MOVES, rank.move, ProcessState),
+        (RANK_MOVES, partial(move, rank.TRANSITIONS), ProcessState),
         (WORKER_MOVES, partial(move, pool.TRANSITIONS), WorkerState),
     )
     for pair in product(states, repeat=2)

@@ -12,6 +12,7 @@ from threading import Event
 import msgspec
 import pytest
 
+from coordinator.agents import launching
 from coordinator.agents import lifecycle as agent_lifecycle
 from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.decide.actions import AgentLost, DismissAgent, JobFailed, Observation
@@ -32,7 +33,7 @@ from muster.contracts.rank import ProcessRecord, ProcessState
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
 from muster.host.processes import counts_waits, identify
-from muster.job_defaults import Completed, complete
+from muster.job_defaults import ResolvedSpec, resolve
 from muster.runtime.exit_report import write_own_record
 from tests.support.database_samples import FACTS
 from tests.support.installation import await_value
@@ -244,7 +245,7 @@ def test_a_host_that_was_given_up_is_cleaned_also_if_no_agent_starts(
         await lifecycle.detach()
 
     other, settings = OtherHost(), service_settings(tmp_path)
-    elsewhere.places = complete(elsewhere.snapshot.spec, settings, tmp_path)
+    elsewhere.places = resolve(elsewhere.snapshot.spec, settings, tmp_path)
     elsewhere.snapshot = replace(
         elsewhere.snapshot, ranks=(replace(elsewhere.snapshot.ranks[0], host=LOCAL_HOST),)
     )
@@ -257,7 +258,7 @@ def test_the_late_end_of_an_agent_does_not_touch_the_next_one(
 ) -> None:
     async def serve_late(job: TrackedJob, host: str) -> str:
         agent = job.snapshot.agents[host]
-        job.snapshot = job.snapshot.with_agent(replace(agent, generation=agent.generation + 1))
+        job.snapshot = job.snapshot.with_agent(replace(agent, agent_number=agent.agent_number + 1))
         return await serve(job, host)
 
     assert lost_elsewhere(tmp_path, elsewhere, serve_late) == ([], [])
@@ -374,16 +375,16 @@ def test_an_agent_can_be_dismissed_at_any_moment_of_its_start(
 ) -> None:
     dismissal = Dismissal(tmp_path, moment)
 
-    def slow_prepare(*_: object) -> Completed:
+    def slow_prepare(*_: object) -> ResolvedSpec:
         dismissal.reach_in_thread("preparing")
-        return complete(JobSpec(), service_settings(tmp_path), tmp_path)
+        return resolve(JobSpec(), service_settings(tmp_path), tmp_path)
 
     def claim(*_: object) -> None:
         dismissal.files.root.mkdir(parents=True)
         dismissal.reach_in_thread("claiming")
 
-    monkeypatch.setattr(agent_lifecycle, "prepare", slow_prepare)
-    monkeypatch.setattr(agent_lifecycle, "claim_directory", claim)
+    monkeypatch.setattr(launching, "prepare", slow_prepare)
+    monkeypatch.setattr(launching, "claim_directory", claim)
     monkeypatch.setattr(agent_lifecycle, "DISMISSAL_SECONDS", 0.0)
     asyncio.run(dismissal.run())
     assert dismissal.launcher.calls == calls
@@ -396,10 +397,10 @@ def test_an_unprepared_job_fails_without_an_agent(
 ) -> None:
     dismissal = Dismissal(tmp_path, moment="never")
 
-    def refuse(*_: object) -> Completed:
+    def refuse(*_: object) -> ResolvedSpec:
         raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message="there is no data"))
 
-    monkeypatch.setattr(agent_lifecycle, "prepare", refuse)
+    monkeypatch.setattr(launching, "prepare", refuse)
     asyncio.run(dismissal.run())
     assert [type(one) for one in dismissal.observed] == [JobFailed, AgentLost]
     assert dismissal.launcher.calls == []
@@ -443,10 +444,10 @@ def test_the_synthetic_data_set_is_created_once(settings: ServiceSettings, synth
 def test_a_job_never_changes_its_data_set(
     settings: ServiceSettings, synthetic: Path, tmp_path: Path
 ) -> None:
-    of_synthetic = complete(JobSpec(), settings, tmp_path).spec
+    of_synthetic = resolve(JobSpec(), settings, tmp_path).spec
     shards = write_shard(tmp_path / "shards")
     assert prepare(of_synthetic, settings).dataset_dir == synthetic
-    of_default = complete(JobSpec(), settings, tmp_path).spec
+    of_default = resolve(JobSpec(), settings, tmp_path).spec
     shards.rename(tmp_path / "elsewhere")
     reason, _ = refusal(of_default, settings)
     assert reason is Reason.INVALID_DATASET

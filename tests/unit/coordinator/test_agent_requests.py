@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.agents.requests import group_request, host_place
+from coordinator.agents.requests import group_request, host_place, pending_requests
 from coordinator.decide.fold_agent import place
 from coordinator.decide.state.job import GroupSnapshot, JobSnapshot
 from coordinator.decide.state.rank import Attempt, Membership
@@ -12,6 +12,7 @@ from coordinator.persistence import Attachment
 from coordinator.tracked_job import TrackedJob
 from muster.contracts.agent import LOCAL_HOST, UNPLACED
 from muster.contracts.messages.rank import Ready
+from muster.contracts.rank import ProcessState
 from tests.support.stories import queued_job
 
 ADDRESSES = {"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}
@@ -64,3 +65,11 @@ def test_group_names_the_hosts_and_addresses_of_its_members() -> None:
         (UNPLACED, "127.0.0.1", 102),
     ]
     assert request == group_request(tracked, ADDRESSES)
+
+
+def test_a_job_that_is_not_prepared_starts_no_rank() -> None:
+    job = job_on("a")
+    spawned = Attempt(number=0, process=ProcessState.SPAWNED)
+    job = job.with_rank(replace(job.ranks[0], attempt=spawned))
+    tracked = TrackedJob(snapshot=job, attachment=Attachment(started_at=None))
+    assert not list(pending_requests(tracked, "a", ADDRESSES))

@@ -40,10 +40,10 @@ from muster.links.serving import listen
 from muster.links.session import HELLO_LIMIT_BYTES, Caller, Session
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
-HELLO = AgentHello(job_uid="uid", host="local", generation=3, token="right")  # noqa: S106  for a test
+HELLO = AgentHello(job_uid="uid", host="local", agent_number=3, token="right")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=1, attempt=0)
 NEWS = RankSaid(rank=1, attempt=0, message=Hello())
-CLAIM = AgentClaim(job_uid="uid", host="local", generation=3)
+CLAIM = AgentClaim(job_uid="uid", host="local", agent_number=3)
 PATIENCE_SECONDS = 20.0
 
 
@@ -54,14 +54,14 @@ class Notebook:
     entries: asyncio.Queue[object] = field(default_factory=asyncio.Queue)
 
     def token_sha256(self, claim: AgentHello | AgentClaim) -> str | None:
-        known = (HELLO.job_uid, HELLO.host, HELLO.generation)
-        is_known = (claim.job_uid, claim.host, claim.generation) == known
+        known = (HELLO.job_uid, HELLO.host, HELLO.agent_number)
+        is_known = (claim.job_uid, claim.host, claim.agent_number) == known
         return sha256_of(HELLO.token) if is_known else None
 
     def is_expected(self, hello: AgentHello) -> bool:
         return self.token_sha256(hello) == sha256_of(hello.token)
 
-    def log_home(self, _claim: AgentClaim) -> None:
+    def coordinator_files(self, _claim: AgentClaim) -> None:
         return None
 
     def may_send(self, _claim: AgentClaim, _name: LogName) -> bool:
@@ -123,13 +123,13 @@ class Peer:
         self.session.send(encode(message))
         return self.session.take()
 
-    async def hears(self, count: int) -> list[CoordinatorMessage]:
-        heard: list[CoordinatorMessage] = []
-        while len(heard) < count:
+    async def receives(self, count: int) -> list[CoordinatorMessage]:
+        received: list[CoordinatorMessage] = []
+        while len(received) < count:
             data = await self.reader.read(1 << 16)
             assert data, "the server hung up"
-            heard += self._decoded(data)
-        return heard
+            received += self._decoded(data)
+        return received
 
     def can_identify_its_peer(self) -> bool:
         """Ask the kernel, as an agent does, whether our user holds the other end."""
@@ -195,12 +195,12 @@ def test_an_expected_agent_can_talk_both_ways() -> None:
     async def story(stage: Stage) -> None:
         async with stage.peer() as agent:
             agent.sends(HELLO, NEWS)
-            assert await agent.hears(1) == [Welcome(epoch=5)]
+            assert await agent.receives(1) == [Welcome(epoch=5)]
             assert await stage.entry() == ("joined", HELLO)
             assert await stage.entry() == (NEWS, HELLO)
             stage.server.send(JobUid("uid"), "local", ORDER)
             await stage.server.flush()
-            assert await agent.hears(1) == [ORDER]
+            assert await agent.receives(1) == [ORDER]
         assert await stage.entry() == ("dropped", HELLO)
         stage.server.send(JobUid("uid"), "local", ORDER)  # without a connection
 
@@ -210,16 +210,16 @@ def test_an_expected_agent_can_talk_both_ways() -> None:
 @pytest.mark.parametrize(
     "hello",
     [
-        AgentHello(job_uid="uid", host="local", generation=3, token="wrong"),  # noqa: S106  for a test
-        AgentHello(job_uid="uid", host="local", generation=2, token="right"),  # noqa: S106  for a test
-        AgentHello(job_uid="other", host="local", generation=3, token="right"),  # noqa: S106  for a test
+        AgentHello(job_uid="uid", host="local", agent_number=3, token="wrong"),  # noqa: S106  for a test
+        AgentHello(job_uid="uid", host="local", agent_number=2, token="right"),  # noqa: S106  for a test
+        AgentHello(job_uid="other", host="local", agent_number=3, token="right"),  # noqa: S106  for a test
     ],
 )
 def test_any_other_agent_is_dismissed(hello: AgentHello) -> None:
     async def story(stage: Stage) -> None:
         async with stage.peer() as stranger:
             stranger.sends(hello, NEWS)
-            assert await stranger.hears(2) == [Welcome(epoch=5), Dismiss()]
+            assert await stranger.receives(2) == [Welcome(epoch=5), Dismiss()]
             assert stranger.can_identify_its_peer(), "it obeys only a peer it can identify"
         assert stage.notebook.entries.empty(), "it is not believed"
 
@@ -231,7 +231,7 @@ def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.Monkey
 
     async def story(stage: Stage) -> None:
         async with stage.peer() as stranger:
-            stranger.sends(AgentHello(job_uid="other", host="local", generation=3, token="right"))  # noqa: S106
+            stranger.sends(AgentHello(job_uid="other", host="local", agent_number=3, token="right"))  # noqa: S106
             assert await stranger.is_hung_up_on() == [Welcome(epoch=5), Dismiss()]
 
     play(story)
@@ -246,7 +246,7 @@ def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.Monkey
         b"\xff" * 8,
         frame(encode(msgspec.structs.replace(HELLO, job_uid="x" * HELLO_LIMIT_BYTES))),
         frame(first_words(msgspec.structs.replace(CLAIM, job_uid="other"))),
-        frame(first_words(msgspec.structs.replace(CLAIM, generation=2))),
+        frame(first_words(msgspec.structs.replace(CLAIM, agent_number=2))),
         frame(first_words()[:20]),
     ],
     ids=["http", "junk", "news", "length", "too long", "other job", "other agent", "cut short"],
@@ -278,7 +278,7 @@ def test_an_agent_of_another_version_is_dismissed() -> None:
             agent.sends(HELLO)
             await stage.entry()
             agent.writer.write(frame(b"\x00"))
-            assert await agent.hears(2) == [Welcome(epoch=5), Dismiss()]
+            assert await agent.receives(2) == [Welcome(epoch=5), Dismiss()]
             assert agent.can_identify_its_peer(), "it obeys only a peer it can identify"
         assert await stage.entry() == ("dropped", HELLO)
         async with stage.peer() as agent:
@@ -305,7 +305,7 @@ def test_an_agent_of_another_muster_is_dismissed(said: dict[str, str | int], the
     async def story(stage: Stage) -> None:
         async with stage.peer() as agent:
             agent.writer.write(frame(msgspec.msgpack.encode(hello)))
-            assert await agent.hears(2) == [Welcome(epoch=5), Dismiss()]
+            assert await agent.receives(2) == [Welcome(epoch=5), Dismiss()]
         uid, why = await stage.entry()
         assert uid == HELLO.job_uid
         assert why == (
@@ -328,7 +328,7 @@ def test_a_second_machine_of_a_host_is_dismissed() -> None:
             assert await stage.entry() == ("joined", first)
             with capture_logs() as log:
                 other.sends(second)
-                assert await other.hears(2) == [Welcome(epoch=5), Dismiss()]
+                assert await other.receives(2) == [Welcome(epoch=5), Dismiss()]
             assert (
                 "runs on beta: the agent of host local is connected from alpha" in log[0]["event"]
             )
@@ -343,11 +343,11 @@ def test_a_sealed_agent_can_talk_both_ways() -> None:
         async with stage.peer() as agent:
             await agent.gets_keys()
             agent.sends(HELLO, NEWS)
-            assert await agent.hears(1) == [Welcome(epoch=5)]
+            assert await agent.receives(1) == [Welcome(epoch=5)]
             assert await stage.entry() == ("joined", HELLO)
             assert await stage.entry() == (NEWS, HELLO)
             stage.server.send(JobUid("uid"), "local", ORDER)
-            assert await agent.hears(1) == [ORDER]
+            assert await agent.receives(1) == [ORDER]
 
     play(story)
 
@@ -369,7 +369,7 @@ def test_what_ssh_forwards_has_to_be_sealed() -> None:
                 async with stage.peer() as agent:
                     await agent.gets_keys()
                     agent.sends(HELLO)
-                    assert await agent.hears(1) == [Welcome(epoch=5)]
+                    assert await agent.receives(1) == [Welcome(epoch=5)]
         finally:
             await server.stop()
 
@@ -427,7 +427,7 @@ def test_what_the_network_changed_ends_a_sealed_connection(
         async with stage.peer() as agent:
             await agent.gets_keys()
             agent.sends(HELLO)
-            assert await agent.hears(1) == [Welcome(epoch=5)]
+            assert await agent.receives(1) == [Welcome(epoch=5)]
             assert await stage.entry() == ("joined", HELLO)
             one, two = (agent.frame_of(NEWS) for _ in range(2))
             agent.writer.write(b"".join(deliver(one, two)))
@@ -472,7 +472,7 @@ def test_a_replaced_connection_reports_no_disconnect() -> None:
 def test_the_address_is_published_until_it_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("coordinator.service.ADDRESS_LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("coordinator.service.ADDRESS_CHECK_SECONDS", 0.001)
     file = tmp_path / "data" / "address.json"
     file.parent.touch()  # no directory can be created there yet
     ours = CoordinatorAddress(host="here", port=1)

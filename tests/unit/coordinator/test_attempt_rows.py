@@ -104,7 +104,7 @@ def test_a_stale_message_writes_nothing(job: TrackedJob) -> None:
 
 def test_a_lost_agent_ends_all_its_attempts() -> None:
     job = tracked(Story.running(world_size=2).exits(0))
-    job.observe(AgentLost(host=LOCAL_HOST, generation=1, message="gone"), after(3))
+    job.observe(AgentLost(host=LOCAL_HOST, agent_number=1, message="gone"), after(3))
     (row,) = rows(job)
     assert (row.rank, row.retry_class, row.reason) == (1, "infrastructure", "agent_lost")
 

@@ -94,7 +94,7 @@ WARNING = RankSaid(rank=1, attempt=0, message=Warned(message="took an older chec
             NewEvent(kind="job_completed", message="the job is COMPLETED"),
         ),
         (
-            AgentLost(host=LOCAL_HOST, generation=1, message="the agent died"),
+            AgentLost(host=LOCAL_HOST, agent_number=1, message="the agent died"),
             NewEvent(kind="agent_lost", message="the agent died"),
         ),
     ],
@@ -144,7 +144,7 @@ def test_a_failing_job_has_two_events() -> None:
 def test_only_an_agent_with_ranks_is_adopted() -> None:
     story = Story.running(world_size=2).agent_is_lost(living=[1])
     story.plans()
-    joined = AgentConnected(host=LOCAL_HOST, generation=story.agent.generation)
+    joined = AgentConnected(host=LOCAL_HOST, agent_number=story.agent.agent_number)
     adopted = NewEvent(
         kind="agent_adopted", message="the job's agent has connected, its ranks go on"
     )
@@ -152,7 +152,7 @@ def test_only_an_agent_with_ranks_is_adopted() -> None:
     story = Story.submitted().is_admitted()
     story.plans()
     assert (
-        event_after(story, AgentConnected(host=LOCAL_HOST, generation=story.agent.generation))
+        event_after(story, AgentConnected(host=LOCAL_HOST, agent_number=story.agent.agent_number))
         is None
     )
 
@@ -166,9 +166,11 @@ def test_a_takeover_is_an_event(
     story = successor(Story.running(world_size=2), **found)
     sentence = "a new coordinator has taken over; the job's agent has connected, its ranks go on"
     story.plans()
-    joined = AgentConnected(host=LOCAL_HOST, generation=story.agent.generation)
+    joined = AgentConnected(host=LOCAL_HOST, agent_number=story.agent.agent_number)
     assert event_after(story, joined) == NewEvent(kind="agent_adopted", message=sentence)
-    again = AgentConnected(host=LOCAL_HOST, generation=story.agent_disconnects().agent.generation)
+    again = AgentConnected(
+        host=LOCAL_HOST, agent_number=story.agent_disconnects().agent.agent_number
+    )
     adopted = NewEvent(
         kind="agent_adopted", message="the job's agent has connected, its ranks go on"
     )
@@ -272,9 +274,9 @@ def test_an_exit_before_the_kill_is_an_event() -> None:
         StopRequested(request=StopRequest.GRACEFUL, grace_seconds=1),
         ActionTaken(action=Start(rank=1)),
         ActionTaken(action=SetStatus(status=JobStatus.RUNNING, message="the same, said otherwise")),
-        RankSaid(rank=1, attempt=7, message=Warned(message="from an attempt unheard of")),
-        RankSaid(rank=7, attempt=0, message=Warned(message="from a rank unheard of")),
-        AgentLost(host=LOCAL_HOST, generation=7, message="another agent died"),
+        RankSaid(rank=1, attempt=7, message=Warned(message="of an unknown attempt")),
+        RankSaid(rank=7, attempt=0, message=Warned(message="of an unknown rank")),
+        AgentLost(host=LOCAL_HOST, agent_number=7, message="another agent died"),
     ],
 )
 def test_routine_observations_are_no_events(observation: Observation) -> None:
@@ -303,8 +305,8 @@ def test_a_mismatch_is_reported_once() -> None:
 
 def test_a_broken_group_is_reported_once() -> None:
     story = Story.training(world_size=3)
-    generation = story.job.group.round
-    lost = PeerLost(round=generation, message="the connection to rank 0 is closed")
+    round_number = story.job.group.round
+    lost = PeerLost(round=round_number, message="the connection to rank 0 is closed")
     entry = event_after(story, RankSaid(rank=1, attempt=0, message=lost))
     assert entry == of_rank(
         "peer_lost",
@@ -318,8 +320,8 @@ def test_a_lost_peer_of_an_ending_job_is_no_event(
     end: Callable[[Story], Story],
 ) -> None:
     story = end(Story.training(world_size=2))
-    generation = story.job.group.round
-    lost = PeerLost(round=generation, message="the channel to rank 0 is closed")
+    round_number = story.job.group.round
+    lost = PeerLost(round=round_number, message="the channel to rank 0 is closed")
     assert event_after(story, RankSaid(rank=1, attempt=0, message=lost)) is None
 
 
@@ -335,7 +337,7 @@ def test_the_end_of_an_unneeded_agent_is_no_event() -> None:
     story.is_stopped().plans()
     assert (
         event_after(
-            story, AgentLost(host=LOCAL_HOST, generation=1, message="another one is started")
+            story, AgentLost(host=LOCAL_HOST, agent_number=1, message="another one is started")
         )
         is None
     )
@@ -358,7 +360,7 @@ def test_a_host_that_starts_no_agent_is_told_once() -> None:
     told = []
     for number, why in enumerate(["its disk is full", "its disk is full", "it is away"], 1):
         story.plans()
-        refused = AgentNotStarted(host="b", generation=number, message=why)
+        refused = AgentNotStarted(host="b", agent_number=number, message=why)
         told.append(event_after(story, refused))
         story.observes(refused).passes(60)
     assert [it and it.message for it in told] == ["its disk is full", None, "it is away"]
@@ -368,6 +370,6 @@ def test_the_loss_of_an_agent_with_ranks_is_an_event() -> None:
     story = Story.running(world_size=1).is_stopped()
     story.plans()
     assert (
-        event_after(story, AgentLost(host=LOCAL_HOST, generation=1, message="the agent died"))
+        event_after(story, AgentLost(host=LOCAL_HOST, agent_number=1, message="the agent died"))
         is not None
     )

@@ -47,7 +47,7 @@ def write(files: JobFiles, said: Sequence[RankMessage], end: RankExited, pid: in
     files.exit_record(1, 0).write_bytes(encode(record(said, end, pid)))
 
 
-def account(files: JobFiles, said: Sequence[RankMessage], end: RankExited, pid: int) -> None:
+def write_own(files: JobFiles, said: Sequence[RankMessage], end: RankExited, pid: int) -> None:
     write_own_record(files, record(said, end, pid))
 
 
@@ -82,7 +82,7 @@ def test_a_recorded_exit_is_classified_like_a_reported_one(
     assert ending is not None
     assert ending.retry_class is kind
     assert story.rank(0).is_alive
-    assert unreported(story.job, files) == [], "it was heard"
+    assert unreported(story.job, files) == [], "it was received"
 
 
 def test_without_a_record_there_is_no_end(files: JobFiles) -> None:
@@ -91,7 +91,7 @@ def test_without_a_record_there_is_no_end(files: JobFiles) -> None:
 
 def test_without_an_agents_record_the_ranks_own_counts(files: JobFiles) -> None:
     snapshot = job()
-    account(files, [beat(step=9)], exited(1, 0, code=0), pid_of(snapshot, 1))
+    write_own(files, [beat(step=9)], exited(1, 0, code=0), pid_of(snapshot, 1))
     said, end = unreported(snapshot, files)
     assert isinstance(said, RankSaid)
     assert (said.message, end) == (beat(step=9), exited(1, 0, code=0))
@@ -99,5 +99,5 @@ def test_without_an_agents_record_the_ranks_own_counts(files: JobFiles) -> None:
 
 def test_the_end_of_a_living_rank_is_left_to_its_agent(files: JobFiles) -> None:
     snapshot = job()
-    account(files, [], exited(1, 0, code=0), pid_of(snapshot, 1))
+    write_own(files, [], exited(1, 0, code=0), pid_of(snapshot, 1))
     assert unreported(snapshot, files, living={1}) == []

@@ -18,7 +18,7 @@ from database.jobs import Jobs
 from muster.cluster.description import cluster_of_service
 from muster.contracts.messages.agent import CoordinatorMessage, InjectFault
 from muster.contracts.settings.paths import DataDir
-from muster.contracts.views import FaultView, StruckProcess
+from muster.contracts.views.history import FaultView, StruckProcess
 from tests.support.database_samples import NOON, submit
 from tests.support.stories import queued_job
 
@@ -36,20 +36,20 @@ def test_a_fault_is_taken_once_and_by_no_successor(tmp_path: Path) -> None:
     jobs = Jobs(database)
     job = submit(jobs, "a")
 
-    def look(table: JobTable) -> list[int]:
-        asyncio.run(table.look(Moment(monotonic=0.0, wall=NOON)))
+    def read(table: JobTable) -> list[int]:
+        asyncio.run(table.read_changes(Moment(monotonic=0.0, wall=NOON)))
         return [it.number for it in table.tracked[job.uid].faults]
 
     cluster = cluster_of_service(None, "n-0123456789ab", slots=2)
     table = JobTable(database, DataDir(tmp_path), cluster=cluster, node="n-0123456789ab")
-    assert look(table) == []
+    assert read(table) == []
     for _ in range(2):
         jobs.request_fault(job, FAULT)
-    assert look(table) == [1, 2]
+    assert read(table) == [1, 2]
     jobs.set_pause(job.job_id, paused=True)
-    assert look(table) == [1, 2]
+    assert read(table) == [1, 2]
     successor = JobTable(database, DataDir(tmp_path), cluster=cluster, node="n-0123456789ab")
-    assert look(successor) == []
+    assert read(successor) == []
     database.close()
 
 
@@ -85,7 +85,7 @@ def test_an_event_tells_whether_a_fault_was_passed_on(
     job.faults = [FAULT]
     agents = Agents(is_connected)
     executor = Executor(cast("AgentLifecycle", None), addresses={})
-    executor.attach(cast("AgentServer", agents))
+    executor.agents = cast("AgentServer", agents)
     for _ in range(2):
         executor.inject_faults(job)
     request = InjectFault(signal=19, attempts=((1, 4),), agent=7)

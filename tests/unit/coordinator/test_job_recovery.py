@@ -95,13 +95,13 @@ def test_hosts_that_start_no_agent_are_waited_for() -> None:
     assert not any(rank.is_down for rank in story.job.ranks)
 
 
-@pytest.mark.parametrize("generation", [0, 2, -1])
-def test_observations_of_another_agent_are_ignored(generation: int) -> None:
+@pytest.mark.parametrize("agent_number", [0, 2, -1])
+def test_observations_of_another_agent_are_ignored(agent_number: int) -> None:
     story = Story.running(world_size=1)
     before = story.job
-    assert story.agent_disconnects(generation).job is before
-    assert story.agent_connects(generation).job is before
-    assert story.agent_is_lost(generation).job is before
+    assert story.agent_disconnects(agent_number).job is before
+    assert story.agent_connects(agent_number).job is before
+    assert story.agent_is_lost(agent_number).job is before
 
 
 def test_a_completed_job_dismisses_each_agent_once() -> None:

@@ -11,7 +11,7 @@ from coordinator.launchers.scheduler import Refused
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.messages.attach import JoinOrder
 
-ORDER = JoinOrder(job_uid="u", host="kubernetes-1", generation=1, token="t", coordinators=())  # noqa: S106
+ORDER = JoinOrder(job_uid="u", host="kubernetes-1", agent_number=1, token="t", coordinator=None)  # noqa: S106
 SPEC = JobSpec(engine="kubernetes", engine_options={"image": "IMAGE"})
 
 

@@ -42,7 +42,7 @@ class Table:
     """One job, and nothing new about it in the database."""
 
     job: TrackedJob
-    looks: int = 0
+    reads: int = 0
 
     @property
     def tracked(self) -> dict[JobUid, TrackedJob]:
@@ -51,8 +51,8 @@ class Table:
     def admitted(self) -> list[TrackedJob]:
         return [self.job]
 
-    async def look(self, _now: object) -> None:
-        self.looks += 1
+    async def read_changes(self, _now: object) -> None:
+        self.reads += 1
 
     def admit(self, _now: object) -> None: ...
 
@@ -78,8 +78,6 @@ class SlowWriter:
 class Lifecycle:
     is_idle: bool = True
     error: Exception | None = None
-
-    def prepare(self, _job: TrackedJob) -> None: ...
 
     def note_starved(self, jobs: object, now: float) -> None: ...
 
@@ -139,17 +137,17 @@ def test_an_agent_is_expected_only_with_its_token(
     stage = Stage(Story.running(world_size=1).job)
     job = stage.job.snapshot
     stage.job.attach(tokens_sha256={LOCAL_HOST: digest} if digest else {})
-    hello = AgentHello(job_uid=job.uid, host=LOCAL_HOST, generation=1, token=token)
+    hello = AgentHello(job_uid=job.uid, host=LOCAL_HOST, agent_number=1, token=token)
     assert stage.loop.is_expected(hello) == is_expected
-    assert not stage.loop.is_expected(replace(hello, generation=2))
+    assert not stage.loop.is_expected(replace(hello, agent_number=2))
 
 
 def test_an_agent_gets_keys_only_for_its_own_number() -> None:
     stage = Stage(Story.running(world_size=1).job)
     stage.job.attach(tokens_sha256={LOCAL_HOST: "digest"})
-    known = AgentClaim(job_uid=stage.job.snapshot.uid, host=LOCAL_HOST, generation=1)
+    known = AgentClaim(job_uid=stage.job.snapshot.uid, host=LOCAL_HOST, agent_number=1)
     assert stage.loop.token_sha256(known) == "digest"
-    for other in ({"job_uid": "other"}, {"host": "other"}, {"generation": 2}):
+    for other in ({"job_uid": "other"}, {"host": "other"}, {"agent_number": 2}):
         assert stage.loop.token_sha256(replace(known, **other)) is None
 
 
@@ -157,7 +155,7 @@ def test_a_host_sends_only_logs_of_what_it_may_have_run() -> None:
     story = Story.running(world_size=3, hosts=("a", "b", "c"))
     story.dies(2).plans()
     stage = Stage(story.job)
-    claim = AgentClaim(job_uid=story.job.uid, host="b", generation=1)
+    claim = AgentClaim(job_uid=story.job.uid, host="b", agent_number=1)
     allowed = {
         (rank, attempt)
         for rank in range(5)
@@ -229,7 +227,7 @@ def test_nothing_is_decided_while_the_database_is_away() -> None:
         raise DatabaseUnavailable("away")
 
     stage.run(database_is_away)
-    assert stage.table.looks < 100
+    assert stage.table.reads < 100
     assert stage.job.decided == [StartAgent(host=LOCAL_HOST)]
 
 
@@ -267,7 +265,7 @@ def test_heartbeats_alone_do_not_wake_the_loop(monkeypatch: pytest.MonkeyPatch) 
         stage.observe(AgentSaid(host=LOCAL_HOST, message=AgentHeartbeat(stopped=())))
         for _ in range(1000):
             await asyncio.sleep(0)
-        assert stage.table.looks == 1
+        assert stage.table.reads == 1
         stage.observe(RankSaid(rank=0, attempt=0, message=beat(3, stopping=True)))
         await looked(stage, 2)
         assert stage.job.snapshot.ranks[0].progress.step == 3
@@ -291,11 +289,11 @@ def test_only_wake_ups_rest_after_a_long_round(monkeypatch: pytest.MonkeyPatch) 
         stage.loop.wake_soon()
         await looked(stage, 1)
         await asyncio.sleep(0.1)  # until it waits again
-        rounds = stage.table.looks
+        rounds = stage.table.reads
         stage.loop.wake_soon()
         await asyncio.sleep(0.1)
         stage.observe(AgentSaid(host=LOCAL_HOST, message=AgentHeartbeat(stopped=())))
-        assert stage.table.looks == rounds
+        assert stage.table.reads == rounds
         stage.observe(LoopStalled(seconds=0.0))
         await looked(stage, rounds + 1)
         stage.loop.hand_over()
@@ -306,5 +304,5 @@ def test_only_wake_ups_rest_after_a_long_round(monkeypatch: pytest.MonkeyPatch) 
 
 async def looked(stage: Stage, times: int) -> None:
     async with asyncio.timeout(DEADLINE_SECONDS):
-        while stage.table.looks < times:  # noqa: ASYNC110  it only counts
+        while stage.table.reads < times:  # noqa: ASYNC110  it only counts
             await asyncio.sleep(0.001)

@@ -43,9 +43,9 @@ SPEC = JobSpec(
 ORDER = JoinOrder(
     job_uid="u",
     host="slurm-1",
-    generation=2,
+    agent_number=2,
     token="secret",  # noqa: S106
-    coordinators=(CoordinatorAddress(host="10.0.0.1", port=7400),),
+    coordinator=CoordinatorAddress(host="10.0.0.1", port=7400),
 )
 ASSIGNMENT = AgentAssignment(
     **msgspec.structs.asdict(ORDER),
@@ -128,11 +128,11 @@ def test_an_agent_in_a_queue_is_neither_late_nor_lost() -> None:
     job = snapshot()
     job = fold(job, ActionTaken(action=next(places(job))), 0.0)
     job = fold(job, ActionTaken(action=StartAgent(host="slurm-1")), 0.0)
-    waits = AgentWaits(host="slurm-1", generation=1, message="in a queue")
+    waits = AgentWaits(host="slurm-1", agent_number=1, message="in a queue")
     agent = fold(job, waits, 900.0).agents["slurm-1"]
     assert agent.trouble is not None
-    assert (agent.since, agent.heard_at, agent.trouble.message) == (900.0, 900.0, "in a queue")
-    assert fold(job, msgspec.structs.replace(waits, generation=2), 900.0) == job
+    assert (agent.since, agent.seen_at, agent.trouble.message) == (900.0, 900.0, "in a queue")
+    assert fold(job, msgspec.structs.replace(waits, agent_number=2), 900.0) == job
 
 
 List = Mapping[str, SchedulerJob] | SchedulerUnavailable
@@ -191,7 +191,7 @@ def test_the_end_of_an_agent_is_that_of_its_job(
     ended: str | None,
     cancelled: list[str],
 ) -> None:
-    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coordinator.launchers.scheduler.LIST_SECONDS", 0.0)
     scheduler = FakeScheduler(*map(named, lists))
 
     async def check() -> None:
@@ -206,7 +206,7 @@ def test_the_end_of_an_agent_is_that_of_its_job(
 
 
 def named(jobs: List) -> List:
-    """Complete the names of jobs from those of their generations."""
+    """Complete the names of jobs from those of their agents' numbers."""
     prefix = agent_job_name("u", "slurm-1", 2).removesuffix("g2")
     return jobs if isinstance(jobs, Exception) else {prefix + key: it for key, it in jobs.items()}
 
@@ -233,7 +233,7 @@ def test_a_job_is_submitted_once_and_given_up_in_time(
     lists: list[List],
     ended: str | None,
 ) -> None:
-    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coordinator.launchers.scheduler.LIST_SECONDS", 0.0)
     monkeypatch.setattr("coordinator.launchers.scheduler.UNLISTED_SECONDS", patience_seconds)
     scheduler = FakeScheduler(*map(named, lists), problem=problem)
 
@@ -248,7 +248,7 @@ def test_a_job_is_submitted_once_and_given_up_in_time(
 def test_jobs_of_others_and_of_later_agents_are_not_touched(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coordinator.launchers.scheduler.LIST_SECONDS", 0.0)
     names = [("u", "slurm-1", 1), ("u", "slurm-1", 3), ("u", "slurm-10", 1), ("v", "slurm-1", 1)]
     jobs = {agent_job_name(*it): SchedulerJob(id=str(n)) for n, it in enumerate(names)}
     jobs |= {"muster-u-slurm-1-gone": SchedulerJob(id="8"), "train": SchedulerJob(id="9")}
@@ -293,17 +293,17 @@ def test_what_sbatch_says_tells_whether_to_try_again(
 def test_a_list_under_way_does_not_hold_up_the_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, turns: int
 ) -> None:
-    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coordinator.launchers.scheduler.LIST_SECONDS", 0.0)
     squeue = tmp_path / "squeue"
     squeue.write_text("#!/bin/sh\n")
     squeue.chmod(0o755)
 
     async def end_early() -> None:
         jobs = SchedulerJobs(Slurm({"PATH": f"{tmp_path}:{os.environ['PATH']}"}))
-        looking = asyncio.ensure_future(jobs.look())
+        listing = asyncio.ensure_future(jobs.list_jobs())
         for _ in range(turns):
             await asyncio.sleep(0)
-        looking.cancel()
+        listing.cancel()
         await jobs.close()
 
     asyncio.run(end_early())
@@ -325,7 +325,7 @@ def test_a_list_under_way_does_not_hold_up_the_end(
 def test_a_sweep_touches_only_what_no_open_job_owns(
     monkeypatch: pytest.MonkeyPatch, name: str, job: SchedulerJob, outcome: str
 ) -> None:
-    monkeypatch.setattr("coordinator.launchers.scheduler.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("coordinator.launchers.scheduler.LIST_SECONDS", 0.0)
     other = "muster-unknown-slurm-9-g9"
     listed = {name: job, other: SchedulerJob(id="9", words="waits")}
     scheduler = FakeScheduler(listed, listed)

@@ -83,10 +83,10 @@ def test_a_decision_is_folded_in_and_kept_for_later() -> None:
     job = tracked(Story.submitted(world_size=1))
     job.decide([SetStatus(status=JobStatus.STARTING), StartAgent(host=LOCAL_HOST)], NOW)
     assert job.snapshot.status is JobStatus.STARTING
-    assert job.snapshot.agents[LOCAL_HOST].generation == 1
+    assert job.snapshot.agents[LOCAL_HOST].agent_number == 1
     assert job.decided == [SetStatus(status=JobStatus.STARTING), StartAgent(host=LOCAL_HOST)]
     assert job.draft(NOW).urgency is Urgency.NOW
-    assert [it.generation for it in job.draft(NOW).write.agents] == [1]
+    assert [it.agent_number for it in job.draft(NOW).write.agents] == [1]
 
 
 def test_a_job_starts_when_it_is_first_admitted() -> None:

@@ -74,7 +74,7 @@ CREATE TABLE tokens (
 CREATE TABLE agents (
     job_id VARCHAR(63) NOT NULL,
     host VARCHAR(63) NOT NULL,
-    generation BIGINT NOT NULL,
+    agent_number BIGINT NOT NULL,
     state VARCHAR(32) NOT NULL,
     process TEXT,
     token_sha256 VARCHAR(64),

@@ -134,14 +134,14 @@ def test_changes_never_waits_for_a_writer(sqlite_url: str, tmp_path: Path) -> No
 
 @pytest.mark.postgres
 def test_postgres_notifies_of_commits_only(migrated_postgres: str) -> None:
-    heard = threading.Semaphore(0)
+    notified = threading.Semaphore(0)
     with (
         closing(Database.open(migrated_postgres)) as ours,
         closing(Database.open(migrated_postgres)) as other,
     ):
         assert ours.changes() is None
-        assert ours.listen(heard.release)
-        assert heard.acquire(timeout=DEADLINE_SECONDS), "at first"
+        assert ours.listen(notified.release)
+        assert notified.acquire(timeout=DEADLINE_SECONDS), "at first"
         tokens = [ours.changes()]
         other.revision()
         with pytest.raises(KeyError), other.writing():
@@ -149,7 +149,7 @@ def test_postgres_notifies_of_commits_only(migrated_postgres: str) -> None:
         tokens += [ours.changes()]
         for number, database in enumerate((ours, other)):
             submit(Jobs(database), f"job-{number}")
-            assert heard.acquire(timeout=DEADLINE_SECONDS)
+            assert notified.acquire(timeout=DEADLINE_SECONDS)
             tokens += [ours.changes()]
     assert tokens[0] == tokens[1] != tokens[2] != tokens[3]
 

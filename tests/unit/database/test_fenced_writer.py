@@ -38,7 +38,7 @@ from tests.support.database_samples import (
 
 STARTED = Event(at=NOON, kind="rank_started", message="rank 0 was started", rank=0, attempt=0)
 ROWS = {
-    "agents": [AgentRecord(host="local", generation=3, process=PROCESS, token_sha256="t" * 64)],
+    "agents": [AgentRecord(host="local", agent_number=3, process=PROCESS, token_sha256="t" * 64)],
     "ranks": [worker(0, endings={"crash": 2}, fruitless=1, proven_step=5)],
     "attempts": [attempt(0, 0)],
     "members": [member(0)],
@@ -77,6 +77,10 @@ def test_a_commit_writes_every_kind_of_row_and_the_beat(
     assert after.updated_at > job.updated_at
     assert History(database).agents_by_job([job.job_id])[job.job_id] == ROWS["agents"]
     assert History(database).ranks(job.job_id) == ranks
+    members = {it.rank: it for it in ROWS["members"]}
+    assert [it.member for it in History(database).workers(job.job_id)] == [
+        members.get(it.rank) for it in ranks
+    ]
     assert History(database).attempts(job.job_id, 9, None) == ROWS["attempts"]
     assert History(database).members_by_job([job.job_id])[job.job_id] == ROWS["members"]
     audit = History(database).audit(job.job_id, 9)

@@ -9,7 +9,7 @@ from database.errors import LeaseLost
 from database.hosts import Hosts
 from database.leases import Leases
 from database.records import HostRecord, Lease
-from muster.contracts.views import EngineJob, EngineSweep
+from muster.contracts.views.service import EngineJob, EngineSweep
 from tests.support.database_samples import FACTS, NOON, PROCESS
 
 SAID = HostRecord(host="box", facts=FACTS, seen_at=NOON)

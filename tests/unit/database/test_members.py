@@ -65,8 +65,7 @@ def test_members_of_several_jobs_are_read_together(
     write(database, a, member(0))
     found = history.members_by_job([a.job_id, b.job_id, JobId("none")])
     assert found == {"a": [member(0)], "b": [], "none": []}
-    assert history.departures([a.job_id]) == {"a": frozenset()}
-    assert history.members_by_job([]) == history.departures([]) == {}
+    assert history.members_by_job([]) == {}
 
 
 def test_departures_are_read_together_with_the_size_that_they_leave(
@@ -94,7 +93,8 @@ def test_a_departure_takes_one_rank_from_the_job(
     assert changed == jobs.get(job.job_id)
     assert (changed.world_size, changed.wanted_world_size, changed.spec) == (3, 3, job.spec)
     assert changed.version == job.version + 1
-    assert history.departures([job.job_id]) == {job.job_id: frozenset({1})}
+    asked = [member(it, state="draining" if it == 1 else "active") for it in range(4)]
+    assert history.members_by_job([job.job_id])[job.job_id] == asked
     (event,) = History(database).events(job.job_id, 1)
     assert (event.kind, event.message) == ("departure_requested", "worker 1 was asked to leave")
 

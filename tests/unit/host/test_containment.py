@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host import containment
 from muster.host.containment import (
     can_tag,
@@ -35,12 +35,12 @@ os.execve("/bin/sleep", ["sleep", "600"], {{}})
 
 
 @contextmanager
-def enclosed(mark: str, *, then: str = "") -> Iterator[subprocess.Popen[bytes]]:
+def enclosed(tag: str, *, then: str = "") -> Iterator[subprocess.Popen[bytes]]:
     """Run a contained process that leaves its session and its environment.
 
     `then` is Python that runs after containment.
     """
-    command = [sys.executable, "-c", ENCLOSED.format(then=then), mark]
+    command = [sys.executable, "-c", ENCLOSED.format(then=then), tag]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
@@ -73,7 +73,7 @@ def test_tag_numbers_do_not_change() -> None:
     assert tag_numbers(f"{UID}/3/7") == range(8717160323146058759, 8717160323146058760)
 
 
-@pytest.mark.parametrize("place", ["agent", "template", "0/0/0"])
+@pytest.mark.parametrize("place", ["agent", "prefork", "0/0/0"])
 def test_only_ranks_have_tag_numbers(place: str) -> None:
     assert not tag_numbers(f"{UID}/{place}")
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.containment import tag_of, tagged_processes
 from muster.host.processes import (
     PollLimit,

@@ -14,7 +14,10 @@ STAMP = "from muster.host.trace import stamp; stamp('began', rank=3)"
 @pytest.mark.parametrize("count", [0, 2])
 def test_each_process_appends_its_stamps(tmp_path: Path, count: int) -> None:
     file = tmp_path / "trace"
-    environ = os.environ | {"MUSTER_MARK": "uid/3/0  ", "MUSTER_TRACE": str(file) if count else ""}
+    environ = os.environ | {
+        "MUSTER_PROCESS_TAG": "uid/3/0  ",
+        "MUSTER_TRACE": str(file) if count else "",
+    }
     for _ in range(2):
         subprocess.run([sys.executable, "-c", STAMP], env=environ, check=True)
     lines = file.read_bytes().splitlines() if file.exists() else []

@@ -195,7 +195,7 @@ def test_a_huge_length_ends_a_link(end: Callable[[], Session]) -> None:
     assert session.state is State.CLOSED
 
 
-def test_a_stranger_is_heard_only_shortly() -> None:
+def test_a_stranger_is_read_only_shortly() -> None:
     with pytest.raises(AuthenticationFailed, match=f"the limit is {HELLO_LIMIT_BYTES}"):
         answering().receive((HELLO_LIMIT_BYTES + 1).to_bytes(8, "little"))
 

@@ -24,15 +24,15 @@ from tests.support.stories import beat, saved
 @pytest.mark.parametrize("unread", [[], [b"never read"]])
 def test_last_packets_of_a_dead_agent_are_received(agents: Agents, unread: list[bytes]) -> None:
     for packet in unread:
-        agents.line.send(packet)
+        agents.link.send(packet)
     agents.channel.send(b"last")
-    assert not agents.line.is_broken
+    assert not agents.link.is_broken
     agents.dies()
-    assert agents.line.is_broken
-    assert not agents.line.reconnect()
-    agents.line.send(b"lost")
-    assert agents.line.receive() == (b"last", [])
-    assert agents.line.receive() is None
+    assert agents.link.is_broken
+    assert not agents.link.reconnect()
+    agents.link.send(b"lost")
+    assert agents.link.receive() == (b"last", [])
+    assert agents.link.receive() is None
 
 
 def test_a_reconnected_socket_keeps_its_descriptor_number(agents: Agents) -> None:
@@ -41,15 +41,15 @@ def test_a_reconnected_socket_keeps_its_descriptor_number(agents: Agents) -> Non
     agents.starts()
     socket.setdefaulttimeout(600.0)  # as a program may do
     try:
-        assert agents.line.reconnect()
+        assert agents.link.reconnect()
     finally:
         socket.setdefaulttimeout(None)
     agents.accepts()
-    assert not agents.line.is_broken
-    assert agents.line.receive() is None
+    assert not agents.link.is_broken
+    assert agents.link.receive() is None
     agents.channel.send(b"hello")
-    assert agents.line.receive() == (b"hello", [])
-    agents.line.send(b"answer")
+    assert agents.link.receive() == (b"hello", [])
+    agents.link.send(b"answer")
     assert agents.channel.recv(100) == b"answer"
     agents.listener.close()
     assert sorted(os.listdir("/proc/self/fd")) == descriptors  # noqa: PTH208  names are enough
@@ -71,9 +71,9 @@ def test_a_programs_own_socket_under_our_number_is_not_touched(
 ) -> None:
     mine, peer = program
     peer.send(b"for the program")
-    agents.line.send(b"a heartbeat")
-    assert agents.line.receive() is None
-    assert not agents.line.wait_for_room(0.0)
+    agents.link.send(b"a heartbeat")
+    assert agents.link.receive() is None
+    assert not agents.link.wait_for_room(0.0)
     assert mine.recv(100, socket.MSG_DONTWAIT) == b"for the program"
     with pytest.raises(BlockingIOError):
         peer.recv(100, socket.MSG_DONTWAIT)
@@ -92,8 +92,8 @@ def test_a_taken_number_is_not_replaced_by_a_connection_to_the_next_agent(
     assert not agents.voice.ensure_agent()
     assert os.path.sameopenfile(mine.fileno(), agents.descriptor)
     assert os.fstat(mine.fileno()).st_ino == before.st_ino
-    assert agents.line.is_broken
-    assert agents.line.is_closed
+    assert agents.link.is_broken
+    assert agents.link.is_closed
 
 
 @contextmanager
@@ -109,30 +109,30 @@ def limited_to(descriptors: int) -> Iterator[None]:
 def test_a_number_over_the_limit_makes_it_continue_under_another(agents: Agents) -> None:
     """Agents have a higher limit than ranks, so an inherited number may be over the limit."""
     high = fcntl.fcntl(agents.descriptor, fcntl.F_DUPFD_CLOEXEC, 500)
-    line = AgentSocket(high, agents.path)
-    agents.line.close()
+    link = AgentSocket(high, agents.path)
+    agents.link.close()
     agents.dies()
     agents.starts()
     with limited_to(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 0) + 50):
-        assert line.reconnect()
+        assert link.reconnect()
     agents.accepts()
-    line.send(b"here")
+    link.send(b"here")
     assert agents.channel.recv(100) == b"here"
-    line.close()
+    link.close()
 
 
 def test_without_an_address_there_is_no_reconnecting(ear: Ear) -> None:
     ear.hang_up()
-    assert ear.line.is_broken
-    assert not ear.line.reconnect()
+    assert ear.link.is_broken
+    assert not ear.link.reconnect()
 
 
 def test_without_an_agent_nothing_is_broken_or_sent() -> None:
-    line = AgentSocket(None)
-    assert not line.is_broken
-    assert line.receive() is None
-    assert not line.wait_for_room(0.0)
-    AgentClient(line).send(Hello())
+    link = AgentSocket(None)
+    assert not link.is_broken
+    assert link.receive() is None
+    assert not link.wait_for_room(0.0)
+    AgentClient(link).send(Hello())
 
 
 def test_a_descriptor_that_a_launcher_has_closed_is_ignored() -> None:
@@ -166,7 +166,7 @@ def test_a_dead_agent_raises_nothing_and_no_sigpipe(ear: Ear) -> None:
 def test_an_agent_that_does_not_read_blocks_nothing(ear: Ear) -> None:
     for _ in range(10_000):
         ear.voice.send(Warned(message="x" * 1000))
-    received = ear.heard()
+    received = ear.received()
     assert 0 < len(received) < 10_000, "what does not fit is dropped whole"
     assert set(received) == {Warned(message="x" * 1000)}
 
@@ -182,10 +182,10 @@ def test_the_next_agent_gets_every_message_that_still_holds(agents: Agents) -> N
     assert agents.voice.ensure_agent()
     agents.accepts()
     expected = [Hello(), Ready(port=1), beat(step=12), saved(5), saved(10), saved(15)]
-    assert [agents.hear() for _ in range(6)] == expected
+    assert [agents.receive() for _ in range(6)] == expected
     assert agents.voice.ensure_agent()
     agents.voice.send(beat(step=20))
-    assert agents.hear() == beat(step=20), "nothing is sent twice"
+    assert agents.receive() == beat(step=20), "nothing is sent twice"
 
 
 def test_more_saves_than_fit_into_the_socket_are_all_sent(agents: Agents) -> None:
@@ -196,7 +196,7 @@ def test_more_saves_than_fit_into_the_socket_are_all_sent(agents: Agents) -> Non
     sending = threading.Thread(target=agents.voice.ensure_agent)
     sending.start()
     agents.accepts()
-    received = [agents.hear() for _ in range(SAVED_LIMIT)]
+    received = [agents.receive() for _ in range(SAVED_LIMIT)]
     sending.join(PATIENCE_SECONDS)
     assert received == [saved(step) for step in range(SAVED_LIMIT, 2 * SAVED_LIMIT)]
 

@@ -38,7 +38,7 @@ from muster.contracts.messages.rank import (
 )
 from muster.contracts.messages.wire import encode
 from muster.contracts.rank import Phase
-from muster.contracts.settings.environ import HAS_JOINED
+from muster.contracts.settings.names import HAS_JOINED
 from muster.datasets.errors import (
     DatasetEmpty,
     DatasetError,
@@ -96,8 +96,8 @@ def supervision_of(
 
 def next_of(ear: Ear, count: int) -> list[RankMessage]:
     """Return the next messages, without the code of this process, which is that of the tests."""
-    heard = (message for message in iter(ear.hear, None) if not isinstance(message, Code))
-    return [*islice(heard, count)]
+    received = (message for message in iter(ear.receive, None) if not isinstance(message, Code))
+    return [*islice(received, count)]
 
 
 def test_heartbeats_go_on_while_the_process_exits(ear: Ear) -> None:
@@ -105,7 +105,7 @@ def test_heartbeats_go_on_while_the_process_exits(ear: Ear) -> None:
     supervision.start()
     assert next_of(ear, 4) == [Hello(python=sys.executable), *[beat(step=7)] * 3]
     supervision.report_exit()
-    phases = (beat.phase for beat in iter(ear.hear, None) if isinstance(beat, Heartbeat))
+    phases = (beat.phase for beat in iter(ear.receive, None) if isinstance(beat, Heartbeat))
     exiting = dropwhile(lambda phase: phase is not Phase.EXITING, phases)
     assert [*islice(exiting, 3)] == [Phase.EXITING] * 3
 
@@ -126,7 +126,7 @@ def test_only_a_complete_undisturbed_process_has_finished(
     supervision.is_complete, supervision.has_failed = complete, failed
     supervision.is_stopping = stopping
     supervision.report_exit()
-    assert ear.heard() == [beat(step=7, stopping=stopping, phase=phase)]
+    assert ear.received() == [beat(step=7, stopping=stopping, phase=phase)]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_an_error_after_the_loop_is_reported(
     supervision.start()
     supervision.is_complete = complete
     sys.excepthook(type(error), error, None)
-    assert [it for it in ear.heard() if isinstance(it, Raised)] == [
+    assert [it for it in ear.received() if isinstance(it, Raised)] == [
         Raised(step=7, message=message) for message in raised
     ]
 
@@ -156,23 +156,23 @@ def test_a_fork_of_the_program_does_not_report_its_exit(ear: Ear) -> None:
         supervision.report_exit()
         os._exit(0)
     os.waitpid(child, 0)
-    assert ear.heard() == []
+    assert ear.received() == []
 
 
 def test_reports_are_limited_in_rate_and_the_last_one_is_sent(ear: Ear) -> None:
     supervision = supervision_of(ear, NEVER_SECONDS)
     for _ in range(100):
         supervision.report()
-    assert 1 <= len(ear.heard()) < 50
+    assert 1 <= len(ear.received()) < 50
     supervision.report_exit()
-    assert ear.heard() == [beat(step=7, phase=Phase.EXITING)]
+    assert ear.received() == [beat(step=7, phase=Phase.EXITING)]
 
 
 def test_a_heartbeat_is_sent_without_values_that_do_not_fit(ear: Ear) -> None:
     supervision = supervision_of(ear, NEVER_SECONDS)
     supervision.recorder.take(1, {f"{number}{'n' * 1000}": 1.0 for number in range(66)})
     supervision.report()
-    assert ear.heard() == [beat(step=7)]
+    assert ear.received() == [beat(step=7)]
 
 
 def test_values_that_could_not_be_sent_come_with_the_next(agents: Agents) -> None:
@@ -186,7 +186,7 @@ def test_values_that_could_not_be_sent_come_with_the_next(agents: Agents) -> Non
     stopping = threading.Thread(target=supervision.report_exit)
     stopping.start()
     agents.accepts()
-    first, last = agents.hear(), agents.hear()
+    first, last = agents.receive(), agents.receive()
     assert isinstance(first, Heartbeat)
     assert isinstance(last, Heartbeat)
     assert first.window is None, "an agent gets it again, its values not"
@@ -226,7 +226,7 @@ def test_the_final_state_waits_for_a_new_agent(agents: Agents) -> None:
     stopping.start()
     agents.starts()
     agents.accepts()
-    assert agents.hear() == beat(step=7, phase=Phase.EXITING)
+    assert agents.receive() == beat(step=7, phase=Phase.EXITING)
     stopping.join(PATIENCE_SECONDS)
     assert not stopping.is_alive()
 
@@ -244,14 +244,14 @@ def test_a_process_replaced_after_its_last_step_exits(
         with pytest.raises(Replaced) as replaced:
             supervision_of(agents).report_exit()
     assert replaced.value.args == (REPLACED_CODE,)
-    assert agents.hear() == Orphaned(by="itself (a newer agent's socket is there)")
+    assert agents.receive() == Orphaned(by="itself (a newer agent's socket is there)")
 
 
 def test_a_warning_goes_to_the_log_and_the_agent(
     ear: Ear, capfd: pytest.CaptureFixture[str]
 ) -> None:
     supervision_of(ear).warn("careful")
-    assert ear.heard() == [Warned(message="careful")]
+    assert ear.received() == [Warned(message="careful")]
     assert capfd.readouterr().err == "muster: warning: careful\n"
 
 
@@ -263,7 +263,7 @@ def test_warnings_and_errors_reach_the_agent_with_a_full_log(
         supervision = supervision_of(ear)
         supervision.warn("careful")
         supervision._report_error(CheckpointDamaged, CheckpointDamaged("torn"), None)  # noqa: SLF001  as the interpreter calls it
-    warned, exiting, refused = ear.heard()
+    warned, exiting, refused = ear.received()
     assert warned == Warned(message="careful")
     assert exiting == beat(step=7, phase=Phase.EXITING), "peers do not wait for exit handlers"
     assert isinstance(refused, PermanentFailure)

@@ -3,7 +3,7 @@
 from math import nan
 
 from muster.contracts.series import Aggregate, Window
-from muster.runtime.recorder import Recorder
+from muster.runtime.heartbeat import Recorder
 
 
 def test_a_window_sums_up_all_values_until_it_is_sent() -> None:

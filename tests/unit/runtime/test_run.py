@@ -180,16 +180,16 @@ def test_other_arithmetic_is_told_and_the_run_goes_on(
     first.checkpoint({"weights": np.ones(1), ARITHMETIC: made_by})
     later = run_of(place, ear.voice, MUSTER_BITS=bits)
     assert later.restore() == {"weights": np.ones(1)}
-    told = [message.message for message in ear.heard() if isinstance(message, Warned)]
+    told = [message.message for message in ear.received() if isinstance(message, Warned)]
     assert bool(told) is is_told
     assert all(f"numpy is {np.__version__} here and 0.9 there" in each for each in told)
     later.checkpoint({"weights": np.ones(1)})
     run_of(place, ear.voice).restore()
-    assert not any(isinstance(message, Warned) for message in ear.heard()), "saved with its own"
+    assert not any(isinstance(message, Warned) for message in ear.received()), "saved with its own"
 
 
 def last_beat(ear: Ear) -> Heartbeat:
-    beats = [message for message in ear.heard() if isinstance(message, Heartbeat)]
+    beats = [message for message in ear.received() if isinstance(message, Heartbeat)]
     return beats[-1]
 
 
@@ -284,7 +284,7 @@ def test_a_damaged_checkpoint_of_a_gang_is_reported(place: Path, ear: Ear) -> No
     run = run_of(place, ear.voice, MUSTER_GENERATION=1, MUSTER_RESTORE_FROM=point)
     with pytest.raises(RestoreDamaged) as caught:
         run.restore()
-    reports = [said for said in ear.heard() if isinstance(said, RestoreFailed)]
+    reports = [said for said in ear.received() if isinstance(said, RestoreFailed)]
     assert reports == [RestoreFailed(restore_from=point, message=str(caught.value))]
 
 
@@ -298,8 +298,8 @@ def test_sigterm_sets_should_stop_and_ends_a_rest(place: Path, ear: Ear) -> None
         "run.checkpoint({}); print('stop' if run.should_stop else 'go on')",
         ear,
     )
-    assert ear.hear() == Hello(python=sys.executable)
-    assert isinstance(ear.hear(), Heartbeat)
+    assert ear.receive() == Hello(python=sys.executable)
+    assert isinstance(ear.receive(), Heartbeat)
     process.send_signal(signal.SIGTERM)
     stdout, stderr = process.communicate(timeout=PATIENCE_SECONDS)
     assert (process.returncode, stdout, stderr) == (0, "stop\n", "")
@@ -336,7 +336,7 @@ def test_an_error_of_the_program_is_a_traceback_only(place: Path, ear: Ear) -> N
 
 
 def refusals(ear: Ear) -> list[RankMessage]:
-    return [message for message in ear.heard() if isinstance(message, PermanentFailure)]
+    return [message for message in ear.received() if isinstance(message, PermanentFailure)]
 
 
 ASKED_AND_GONE = """
@@ -353,7 +353,7 @@ def test_sigterm_is_reported_before_the_program_can_exit(place: Path, ear: Ear) 
     """An exit code 0 from then on does not mean that the work is complete."""
     with script(place, ASKED_AND_GONE, ear) as process:
         assert process.wait() == 0
-    (*_, last) = ear.heard()
+    (*_, last) = ear.received()
     assert isinstance(last, Heartbeat)
     assert last.stopping
 

@@ -1,4 +1,4 @@
-"""One checkpoint for all ranks: written by one, read by any, fenced by the group's generation."""
+"""One checkpoint for all ranks: written by one, read by any, fenced by the group's round."""
 
 import re
 from collections.abc import Callable, Sequence

@@ -51,13 +51,13 @@ class Ranks:
         self._stack.callback(os.close, descriptor)
         return descriptor
 
-    def meet(self, generation: int, hosts: dict[int, str]) -> list[Group]:
+    def meet(self, round_number: int, hosts: dict[int, str]) -> list[Group]:
         """Return the group of these ranks on these hosts, as each of them sees it."""
         members = tuple(
             GroupMember(worker_id=rank, rank=rank, host=host, port=self.factories[rank].port)
             for rank, host in hosts.items()
         )
-        group = WorkerGroup(round=generation, token="", members=members, paused=False)
+        group = WorkerGroup(round=round_number, token="", members=members, paused=False)
         shared = (self._memory(), *(self._arenas[rank] for rank in hosts))
 
         def create(rank: int) -> Group:
@@ -87,10 +87,10 @@ def ranks() -> Iterator[Ranks]:
 
 def test_sums_survive_a_change_of_hosts(ranks: Ranks) -> None:
     slots: dict[int, np.ndarray] = {}
-    for generation, names in enumerate(["aaaa", "aabc", "bbbb", "abab"], start=1):
-        groups = ranks.meet(generation, dict(enumerate(names)))
+    for round_number, names in enumerate(["aaaa", "aabc", "bbbb", "abab"], start=1):
+        groups = ranks.meet(round_number, dict(enumerate(names)))
         for rank, group in enumerate(groups):
-            if generation == 1:
+            if round_number == 1:
                 slots[rank] = group.reducer.slots
                 slots[rank][0] = 10**rank
             assert group.reducer.slots is slots[rank]

@@ -27,9 +27,9 @@ class Channel:
         self.socket = AgentSocket(self.rank.detach())
         self.updates = AgentGroupUpdates(self.socket, lambda: self.is_stopping)
 
-    def send_group(self, generation: int, memory: int = 0, members: Sequence[int] = ()) -> None:
+    def send_group(self, round_number: int, memory: int = 0, members: Sequence[int] = ()) -> None:
         found = tuple(GroupMember(worker_id=it, rank=it, host="", port=0) for it in members)
-        group = WorkerGroup(round=generation, token="", members=found, paused=False)
+        group = WorkerGroup(round=round_number, token="", members=found, paused=False)
         self.send(encode(group), memory)
 
     def send(self, content: bytes, memory: int = 0) -> None:

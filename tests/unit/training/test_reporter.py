@@ -82,7 +82,7 @@ def epochs_in(messages: list[RankMessage]) -> list[int]:
 @pytest.mark.parametrize("epochs", [0, 1, EPOCHS_PER_MESSAGE + 1])
 def test_checkpoint_reports_every_epoch(tmp_path: Path, ear: Ear, epochs: int) -> None:
     reporter_of(tmp_path, ear).save_checkpoint(GROUP, replica_at(epochs + 3, epochs=epochs))
-    messages = ear.heard()
+    messages = ear.received()
     assert epochs_in(messages) == list(range(epochs))
     assert {message.step for message in messages} == {epochs + 3}
 
@@ -90,22 +90,22 @@ def test_checkpoint_reports_every_epoch(tmp_path: Path, ear: Ear, epochs: int) -
 def test_later_checkpoint_repeats_only_the_last_epochs(tmp_path: Path, ear: Ear) -> None:
     reporter = reporter_of(tmp_path, ear)
     reporter.save_checkpoint(GROUP, replica_at(EPOCHS, epochs=EPOCHS))
-    ear.heard()
+    ear.received()
     reporter.save_checkpoint(GROUP, replica_at(EPOCHS + 1, epochs=EPOCHS + 1))
-    assert epochs_in(ear.heard()) == list(range(EPOCHS + 1))[-EPOCHS_PER_MESSAGE:]
+    assert epochs_in(ear.received()) == list(range(EPOCHS + 1))[-EPOCHS_PER_MESSAGE:]
 
 
 def test_restored_rank_reports_epochs_and_step_again(tmp_path: Path, ear: Ear) -> None:
     reporter_of(tmp_path, ear).save_checkpoint(GROUP, replica_at(EPOCHS, epochs=EPOCHS))
-    ear.heard()
+    ear.received()
     reporter, replica = reporter_of(tmp_path, ear), Replica(STATE)
     reporter.load_state(GROUP, replica)
-    assert epochs_in(ear.heard()) == list(range(EPOCHS))
+    assert epochs_in(ear.received()) == list(range(EPOCHS))
     reporter.on_group_joined(GROUP, replica)
-    ear.heard()
+    ear.received()
     reporter.supervision.report()
     reporter.end(Outcome.DONE)
-    (beat,) = ear.heard()
+    (beat,) = ear.received()
     assert isinstance(beat, Heartbeat)
     assert beat.progress.step == EPOCHS, "also if it has nothing left to do"
 
@@ -122,7 +122,7 @@ def test_a_lost_peer_is_named_by_its_rank_in_the_job(
 ) -> None:
     members = tuple(replace(MEMBER, rank=rank) for rank in (0, 2, 3))
     reporter_of(tmp_path, ear).on_peer_lost(replace(GROUP, members=members), error)
-    (lost,) = ear.heard()
+    (lost,) = ear.received()
     assert isinstance(lost, PeerLost)
     assert lost.message.startswith(words)
 
@@ -132,7 +132,7 @@ def test_reported_numbers_stay_until_they_are_reported_again(tmp_path: Path, ear
     reporter.report(3, {"val_loss": np.float32(0.5), "accuracy": 1})
     reporter.report(4, {"val_loss": 0.25})
     reporter.supervision.report_exit()
-    beats = [beat for beat in ear.heard() if isinstance(beat, Heartbeat)]
+    beats = [beat for beat in ear.received() if isinstance(beat, Heartbeat)]
     assert beats[-1].progress.metrics == {"val_loss": 0.25, "accuracy": 1.0}
     assert beats[-1].progress.metric_steps == {"val_loss": 4, "accuracy": 3}
     windows = [beat.window for beat in beats if beat.window is not None]
@@ -169,7 +169,7 @@ def test_a_metric_that_is_not_reported_is_a_warning(tmp_path: Path, ear: Ear) ->
     reporter.report(1, {"loss_of_m": 0.5})
     for step in range(3):
         reporter.save_checkpoint(GROUP, replica_at(step, epochs=step))
-    (warning,) = [it for it in ear.heard() if isinstance(it, Warned)]
+    (warning,) = [it for it in ear.received() if isinstance(it, Warned)]
     assert "run.report() got loss_of_m on this rank, and no 'm'" in warning.message
 
 
@@ -178,19 +178,19 @@ def test_heartbeat_says_whether_the_rank_waits(tmp_path: Path, ear: Ear) -> None
     with reporter.busy:
         reporter.supervision.report()
     reporter.supervision.report_exit()
-    assert [beat.waiting for beat in ear.heard() if isinstance(beat, Heartbeat)] == [False, True]
+    assert [beat.waiting for beat in ear.received() if isinstance(beat, Heartbeat)] == [False, True]
 
 
 def test_full_disk_is_reported_once_until_a_save_succeeds(tmp_path: Path, ear: Ear) -> None:
     reporter, full = reporter_of(tmp_path, ear), CheckpointFailed("no space is left")
     for step in (5, 10, 100, 100):
         reporter.on_checkpoint_failed(replica_at(step), full)
-    goes_on, is_over = [each.message for each in ear.heard() if isinstance(each, Warned)]
+    goes_on, is_over = [each.message for each in ear.received() if isinstance(each, Warned)]
     assert "training goes on meanwhile: no space is left" in goes_on
     assert "the job is done when it succeeds: no space is left" in is_over
     reporter.save_checkpoint(GROUP, replica_at(100))
     reporter.on_checkpoint_failed(replica_at(100), full)
-    assert sum(isinstance(each, Warned) for each in ear.heard()) == 1
+    assert sum(isinstance(each, Warned) for each in ear.received()) == 1
 
 
 def test_a_job_begins_with_the_initial_arrays_and_values(tmp_path: Path, ear: Ear) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.contracts.job.spec import CheckpointEvery
+from muster.contracts.job.field_types import CheckpointEvery
 from muster.contracts.shards import HASH_MODULUS, Position
 from muster.datasets.index import Totals
 from muster.training.groups.state_sync import Committed

@@ -23,7 +23,7 @@ from muster.links.sealing import Cipher
 from muster.links.session import Answerer
 from worker.coordinator.link import CoordinatorLink
 
-HELLO = AgentHello(job_uid="uid", host="local", generation=1, token="secret")  # noqa: S106  for a test
+HELLO = AgentHello(job_uid="uid", host="local", agent_number=1, token="secret")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=0, attempt=0)
 PATIENCE_SECONDS = 10.0
 
@@ -44,18 +44,18 @@ class Wire:
 
     def link_to(
         self,
-        *coordinators: CoordinatorAddress,
+        coordinator: CoordinatorAddress | None = None,
         on_message: Callable[[CoordinatorMessage], None] | None = None,
     ) -> CoordinatorLink:
-        """Return the link of an agent that was given these addresses, or the address file."""
+        """Return the link of an agent of the coordinator's host, or of one that began with this."""
         assignment = AgentAssignment(
             job_uid=HELLO.job_uid,
             host=HELLO.host,
-            generation=HELLO.generation,
+            agent_number=HELLO.agent_number,
             token=HELLO.token,
             job_root="",
             address_file=str(self.address_file),
-            coordinators=coordinators,
+            coordinator=coordinator,
             is_managed=False,
             orphan_timeout_seconds=0,
             stop_grace_seconds=0,
@@ -64,8 +64,8 @@ class Wire:
         )
         return CoordinatorLink(assignment, self.selector, on_message or self.received.append)
 
-    def is_published_at(self, port: int) -> None:
-        address = CoordinatorAddress(host="127.0.0.1", port=port)
+    def is_published_at(self, port: int, way: int = 0) -> None:
+        address = CoordinatorAddress(host="127.0.0.1", port=port, number=(1, way))
         self.address_file.write_bytes(msgspec.json.encode(address))
 
     def accepts(self) -> socket.socket:
@@ -191,7 +191,7 @@ def test_an_invalid_address_file_means_no_coordinator(wire: Wire, content: bytes
 def test_a_coordinator_that_does_not_read_is_dropped(wire: Wire) -> None:
     wire.link.connect()
     wire.accepts()
-    news = AgentHello(job_uid="x" * 500_000, host="local", generation=1, token="")
+    news = AgentHello(job_uid="x" * 500_000, host="local", agent_number=1, token="")
     sent = 0
     while wire.link.is_open:
         wire.link.send(news)
@@ -212,11 +212,13 @@ def test_a_new_published_address_is_noticed(wire: Wire) -> None:
     assert wire.link.has_new_address, "without a connection too"
 
 
-@pytest.fixture
-def sealed(wire: Wire) -> Wire:
-    """The wire of an agent that was given the coordinator's address."""
-    wire.address_file.unlink()
-    wire.link = wire.link_to(wire.address)
+@pytest.fixture(params=["the agent is remote", "the coordinator is remote now"])
+def sealed(wire: Wire, request: pytest.FixtureRequest) -> Wire:
+    """The wire between an agent and a coordinator of another host than started it, or is its."""
+    if request.param == "the agent is remote":
+        wire.link = wire.link_to(wire.address)
+    else:
+        wire.is_published_at(wire.address.port, way=1)
     return wire
 
 
@@ -225,7 +227,7 @@ def agree(wire: Wire, *, token: str = HELLO.token) -> tuple[socket.socket, Answe
 
     def find(claim: bytes) -> Identity:
         asked = decode_agent_claim(claim)
-        assert (asked.job_uid, asked.generation) == (HELLO.job_uid, HELLO.generation)
+        assert (asked.job_uid, asked.agent_number) == (HELLO.job_uid, HELLO.agent_number)
         return job_identity(claim, sha256_of(token))
 
     coordinator, session = wire.accepts(), Answerer(find)
@@ -237,14 +239,14 @@ def agree(wire: Wire, *, token: str = HELLO.token) -> tuple[socket.socket, Answe
     return coordinator, session
 
 
-def hear(wire: Wire, coordinator: socket.socket, session: Answerer, count: int) -> list[bytes]:
+def collect(wire: Wire, coordinator: socket.socket, session: Answerer, count: int) -> list[bytes]:
     """Return what the link sends, from its proof on."""
     wire.turns_until(lambda: not wire.link._link._session.waiting_bytes)  # noqa: SLF001
     wire.turns_until(lambda: not wire.link._link._unsent)  # noqa: SLF001
-    heard: list[bytes] = []
-    while len(heard) < count or not session.is_open:
-        heard += session.receive(coordinator.recv(session.frames.missing_bytes))
-    return heard
+    received: list[bytes] = []
+    while len(received) < count or not session.is_open:
+        received += session.receive(coordinator.recv(session.frames.missing_bytes))
+    return received
 
 
 def test_what_was_sent_before_the_proof_arrives_sealed(sealed: Wire) -> None:
@@ -254,7 +256,7 @@ def test_what_was_sent_before_the_proof_arrives_sealed(sealed: Wire) -> None:
     coordinator, session = agree(sealed)
     sealed.turns_until(lambda: sealed.link._link._session.is_open)  # noqa: SLF001
     sealed.link.send(HELLO)
-    payloads = hear(sealed, coordinator, session, 2)
+    payloads = collect(sealed, coordinator, session, 2)
     assert session.is_sealed
     assert list(map(decode_agent_message, payloads)) == [HELLO, HELLO]
     for message in (Welcome(epoch=1), ORDER):
@@ -281,7 +283,7 @@ def test_a_changed_frame_closes_a_sealed_connection(
     sealed.turns_until(lambda: not sealed.link._link._unsent)  # noqa: SLF001
     coordinator, session = agree(sealed)
     sealed.turns_until(lambda: sealed.link._link._session.is_open)  # noqa: SLF001
-    hear(sealed, coordinator, session, 0)
+    collect(sealed, coordinator, session, 0)
     coordinator.sendall(b"".join(map(frame, answers(session.cipher))))
     sealed.turns_until(lambda: not sealed.link.is_open)
     assert Dismiss() not in sealed.received
@@ -309,15 +311,18 @@ def test_no_answer_in_clear_is_obeyed(sealed: Wire, answer: bytes) -> None:
     assert sealed.received == []
 
 
-def test_fixed_addresses_are_tried_in_turn(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_is_tried_again_after_a_pause(
+    wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("worker.coordinator.link.RETRY_SECONDS", 3600.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        nobody = CoordinatorAddress(host="127.0.0.1", port=taken.getsockname()[1])
-    wire.link = wire.link_to(nobody, wire.address)
+        port = taken.getsockname()[1]
+    wire.is_published_at(port)
     if wire.link.connect():
         wire.turns_until(lambda: not wire.link.is_open)
     assert not wire.link.has_new_address, "a pause is kept"
     monkeypatch.setattr("worker.coordinator.link.RETRY_SECONDS", 0.0)
+    wire.is_published_at(wire.address.port)
     assert wire.link.connect()
     wire.accepts()
     assert not wire.link.has_new_address, "it is connected"

@@ -47,7 +47,7 @@ def gpus_of(usable_mb: dict[str, int], vram_mb: int = 8000, **how: int) -> RankG
     assignment = AgentAssignment(
         job_uid="uid",
         host="gpu-box",
-        generation=1,
+        agent_number=1,
         token="",
         job_root="",
         address_file="",
@@ -221,9 +221,9 @@ def test_a_host_that_can_never_do_is_refused(
 ) -> None:
     usable = {uuids[0]: usable_mb, "GPU-absent": 90_000}
     gpus = gpus_of(usable, gpus_per_rank=per_rank, gpus_at_once=2)
-    with pytest.raises(InvalidProgram, match="GPUs of 8000 MB, as cluster") as refused:
+    with pytest.raises(InvalidProgram, match="GPUs of 8000 MB, as the cluster file") as refused:
         reserve(gpus)
-    both = f"cluster.yaml names GPU-absent, and the host has {', '.join(uuids)}: correct it"
+    both = f"the cluster file names GPU-absent, and the host has {', '.join(uuids)}: correct it"
     assert both in str(refused.value)
 
 

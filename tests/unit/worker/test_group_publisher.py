@@ -29,8 +29,8 @@ class Member(RankProcess):
     def _connect(self) -> None:
         kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
         self.channel, self.theirs = socket.socketpair(socket.AF_UNIX, kind)
-        self.line = AgentSocket(os.dup(self.theirs.fileno()))
-        self._groups = AgentGroupUpdates(self.line, lambda: False)
+        self.link = AgentSocket(os.dup(self.theirs.fileno()))
+        self._groups = AgentGroupUpdates(self.link, lambda: False)
 
     def receives(self) -> GroupUpdate:
         self._received.append(self._groups.next())
@@ -42,7 +42,7 @@ class Member(RankProcess):
         self._connect()
 
     def _disconnect(self) -> None:
-        for end in (self.line, self.channel, self.theirs):
+        for end in (self.link, self.channel, self.theirs):
             end.close()
 
     def close(self) -> None:
@@ -110,9 +110,9 @@ def test_every_member_gets_the_group_and_all_arenas_in_announced(
             assert os.path.sameopenfile(arena, member.arena)
 
 
-def over_hosts(generation: int, *hosts: str) -> AnnounceGroup:
+def over_hosts(round_number: int, *hosts: str) -> AnnounceGroup:
     """Return the order to send a group with a rank on each of these hosts."""
-    order = announced(generation, *range(len(hosts)))
+    order = announced(round_number, *range(len(hosts)))
     members = tuple(
         replace(member, host=host) for member, host in zip(order.group.members, hosts, strict=True)
     )
@@ -154,14 +154,14 @@ def test_a_rank_outside_the_group_gets_no_memory(table: Table, publisher: GroupP
     assert received.memory == ()
 
 
-@pytest.mark.parametrize("generation", [0, 1])
+@pytest.mark.parametrize("round_number", [0, 1])
 def test_a_group_that_is_not_newer_is_ignored(
-    table: Table, publisher: GroupPublisher, generation: int
+    table: Table, publisher: GroupPublisher, round_number: int
 ) -> None:
     publisher.publish(announced(1, 0, 1, 2))
     for member in table.running:
         member.receives()
-    publisher.publish(announced(generation, 0))
+    publisher.publish(announced(round_number, 0))
     assert all(member.has_nothing_to_read() for member in table.running)
 
 
@@ -205,7 +205,7 @@ def test_a_closed_channel_does_not_delay_the_others(
     table: Table, publisher: GroupPublisher
 ) -> None:
     table.running[1].theirs.close()
-    table.running[1].line.close()
+    table.running[1].link.close()
     publisher.publish(announced(1, 0, 1, 2))
     assert table.running[2].receives().group.round == 1
 

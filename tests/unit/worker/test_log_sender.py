@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.agents.log_receiver import HomeLogs
+from coordinator.agents.log_receiver import CoordinatorLogs
 from muster.contracts.messages.logs import LogPart
 from muster.contracts.settings.paths import LOG_EPOCH_BYTES, TIME_MARK, JobFiles, LogName
 from muster.host.files import KEEP_SIZE, PUNCH_HOLE, fallocate
@@ -37,10 +37,10 @@ def job_files(root: Path) -> JobFiles:
 
 @dataclass
 class Away:
-    """A rank on another host, its agent there, and the way home."""
+    """A rank on another host, its agent there, and the coordinator's files."""
 
     files: JobFiles
-    home: JobFiles
+    coordinator: JobFiles
     epoch: int = 0
     passes: LogPasses | None = None
     until_cut: int = -1
@@ -48,7 +48,7 @@ class Away:
 
     @classmethod
     def below(cls, root: Path) -> "Away":
-        away = cls(job_files(root / "away"), job_files(root / "home"))
+        away = cls(job_files(root / "away"), job_files(root / "coordinator"))
         for path in (away.log, away.times):
             path.touch()
         return away
@@ -94,15 +94,15 @@ class Away:
         self.passes = None
 
     def connects(self) -> LogPasses:
-        home = HomeLogs(self.home, HOST)
-        sizes = {(LogName(*key), kind): size for *key, kind, size in home.sizes(UID, ELSEWHERE)}
+        received = CoordinatorLogs(self.coordinator, HOST)
+        sizes = {(LogName(*key), kind): size for *key, kind, size in received.sizes(UID, ELSEWHERE)}
 
         def send(part: LogPart) -> None:
             if self.until_cut == 0:
                 raise Cut
             self.until_cut -= 1
-            home.keep(part)
-            home.keep(part)  # repeated after a full disk
+            received.keep(part)
+            received.keep(part)  # repeated after a full disk
 
         return LogPasses(self.files, sizes, send, part_bytes=BLOCK // 2)
 
@@ -142,17 +142,17 @@ HISTORIES = st.lists(
 @pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(HISTORIES)
-def test_logs_come_home_as_they_are(
+def test_logs_arrive_as_they_are(
     tmp_path_factory: pytest.TempPathFactory, history: list[tuple[Callable[..., None], int, bytes]]
 ) -> None:
     away = Away.below(tmp_path_factory.mktemp("hosts"))
     for act, number, text in history:
         act(away, number, text)
     away.ends()
-    assert list(seen(away.home)) == list(seen(away.files))
+    assert list(seen(away.coordinator)) == list(seen(away.files))
     away.loses_all()
     away.arrives()
-    assert list(seen(away.home)) == list(seen(away.files))
+    assert list(seen(away.coordinator)) == list(seen(away.files))
 
 
 def test_marks_never_come_before_their_bytes(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_marks_never_come_before_their_bytes(tmp_path: Path) -> None:
         away.prints(1, b"a\n")
         away.is_noted()
         away.sends(number % 3)
-        log = LogFile(away.home, NAME)
+        log = LogFile(away.coordinator, NAME)
         assert log.times.size_at(1 << 63) <= log.size()
 
 
@@ -170,12 +170,12 @@ def test_the_end_is_told_after_the_last_line(tmp_path: Path) -> None:
     away.prints(3, b"a\n")
     away.files.exit_record(*NAME.key).touch()
     away.sends(-1)
-    assert not away.home.exit_record(*NAME.key).exists()
+    assert not away.coordinator.exit_record(*NAME.key).exists()
     away.ends()
-    assert away.home.exit_record(*NAME.key).exists()
+    assert away.coordinator.exit_record(*NAME.key).exists()
 
 
-def test_an_end_that_a_power_cut_has_taken_goes_at_home(tmp_path: Path) -> None:
+def test_an_end_that_a_power_cut_has_taken_goes_there_too(tmp_path: Path) -> None:
     away = Away.below(tmp_path)
     for text in (b"a\n", b"b\n"):
         away.prints(0, text)
@@ -184,7 +184,7 @@ def test_an_end_that_a_power_cut_has_taken_goes_at_home(tmp_path: Path) -> None:
     os.truncate(away.log, 2)
     os.truncate(away.times, TIME_MARK.size)
     away.arrives()
-    assert list(seen(away.home)) == list(seen(away.files))
+    assert list(seen(away.coordinator)) == list(seen(away.files))
 
 
 def part_of(name: LogName, **fields: object) -> LogPart:
@@ -195,13 +195,13 @@ def part_of(name: LogName, **fields: object) -> LogPart:
 def test_an_attempt_belongs_to_one_host(tmp_path: Path) -> None:
     files = job_files(tmp_path)
     files.log(0, 0).write_bytes(b"of this host")
-    HomeLogs(files, "b").keep(part_of(LogName(1, 0), data=b"of b"))
+    CoordinatorLogs(files, "b").keep(part_of(LogName(1, 0), data=b"of b"))
     for rank in range(2):
-        HomeLogs(files, "c").keep(part_of(LogName(rank, 0), data=b"of c"))
+        CoordinatorLogs(files, "c").keep(part_of(LogName(rank, 0), data=b"of c"))
     assert files.log(0, 0).read_bytes() == b"of this host"
     assert files.log(1, 0).read_bytes() == b"of b"
-    assert HomeLogs(files, "b").sizes(UID, ELSEWHERE) == [(1, 0, "log", 4)]
-    assert HomeLogs(files, "c").sizes(UID, ELSEWHERE) == []
+    assert CoordinatorLogs(files, "b").sizes(UID, ELSEWHERE) == [(1, 0, "log", 4)]
+    assert CoordinatorLogs(files, "c").sizes(UID, ELSEWHERE) == []
 
 
 @pytest.mark.parametrize("link", ["logs", "logs/rank_00003.000.log"])
@@ -217,7 +217,7 @@ def test_no_link_is_followed(tmp_path: Path, link: str) -> None:
         elsewhere.touch()
     (files.root / link).symlink_to(elsewhere)
     with pytest.raises(OSError, match=r"symbolic links|Not a directory"):
-        HomeLogs(files, HOST).keep(part_of(NAME))
+        CoordinatorLogs(files, HOST).keep(part_of(NAME))
     assert elsewhere.is_dir() or not elsewhere.read_bytes()
     assert not elsewhere.is_dir() or not list(elsewhere.iterdir())
 
@@ -226,11 +226,11 @@ def test_files_of_another_job_are_left_alone(tmp_path: Path) -> None:
     files = job_files(tmp_path)
     files.owner.write_text("another")
     with pytest.raises(OSError, match="belongs to another one"):
-        HomeLogs(files, HOST).sizes(UID, ELSEWHERE)
+        CoordinatorLogs(files, HOST).sizes(UID, ELSEWHERE)
 
 
 def test_a_shared_directory_is_refused(tmp_path: Path) -> None:
     files = job_files(tmp_path)
     owner = files.owner.stat()
     with pytest.raises(OSError, match="same data directory"):
-        HomeLogs(files, HOST).sizes(UID, (owner.st_ino, owner.st_mtime_ns))
+        CoordinatorLogs(files, HOST).sizes(UID, (owner.st_ino, owner.st_mtime_ns))

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import PROCESS_TAG
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.containment import tagged_processes
 from muster.host.processes import identify, is_running, send_signal
 from tests.support.installation import await_value
@@ -36,13 +36,13 @@ class Middle:
     """The parent of the adopted process, which waits at a `read` in its script."""
 
     def __init__(self, script: str) -> None:
-        self.mark = f"{uuid4().hex}/0/0"
+        self.tag = f"{uuid4().hex}/0/0"
         self._process = subprocess.Popen(
             [sys.executable, "-S", "-c", MIDDLE, script],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, PROCESS_TAG: self.mark},
+            env={**os.environ, PROCESS_TAG: self.tag},
         )
         record = identify(int(self._process.stdout.readline()))
         assert record is not None
@@ -59,7 +59,7 @@ class Middle:
 
     def left(self) -> list[ProcessRecord]:
         """Return what the process has left behind."""
-        return [record for record in tagged_processes(self.mark) if record.pid != self._process.pid]
+        return [record for record in tagged_processes(self.tag) if record.pid != self._process.pid]
 
     def close(self) -> None:
         self._process.kill()

@@ -18,7 +18,8 @@ from muster.contracts.job.secrets import SecretUnavailable
 from muster.contracts.messages.agent import StartRank
 from muster.contracts.messages.assignment import FORKED_PID, AdoptedRank
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.environ import JOB_VARIABLES, PROCESS_TAG
+from muster.contracts.settings.environ import JOB_VARIABLES
+from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.limits import ShellLimits
 from muster.host.processes import counts_waits, environment_of, identify
 from muster.runtime.secrets import SecretStore

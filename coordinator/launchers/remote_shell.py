@@ -1,4 +1,4 @@
-"""A line to a host: a client process, such as ssh, that runs our words there."""
+"""A shell on a host: a client process, such as ssh, that runs our words there."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from muster.contracts.interpreter import VERSION
 from muster.contracts.messages.attach import REPEAT_SECONDS, Answer, HostReady, LogsKept, Order
 
 SILENCE_SECONDS: Final = 3 * REPEAT_SECONDS
-"""A line on which nothing comes for longer is broken."""
+"""A shell that says nothing for longer is broken."""
 
 IGNORED_LIMIT_BYTES: Final = 1 << 16  # of what a login shell prints before an answer
 ANSWER_LIMIT_BYTES: Final = 1 << 19  # such as a part of a log
@@ -26,14 +26,14 @@ ANSWER_LIMIT_BYTES: Final = 1 << 19  # such as a part of a log
 _DECODER: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
 
 
-class Line:
+class RemoteShell:
     """A client process, and the way through it to `worker.attach` on the host."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         """Start the client. Raises OSError."""
         self._received = b""
         self._ignored = bytearray()  # since the last answer: what a login shell prints, for example
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the line
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the client
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)  # noqa: FBT003  the standard library's signature
         with theirs:
@@ -52,12 +52,12 @@ class Line:
                 raise
 
     async def give(self, order: Order | HostReady | LogsKept) -> None:
-        """Send an order. Raises OSError if the line is broken."""
+        """Send an order. Raises OSError if the shell is broken."""
         content = msgspec.json.encode(order) + b"\n"
         await asyncio.get_running_loop().sock_sendall(self._socket, content)
 
     async def answer(self) -> Answer | None:
-        """Return the next answer; None if the line is broken, or silent for too long."""
+        """Return the next answer; None if the shell is broken, or silent for too long."""
         with suppress(TimeoutError, OSError):
             async with asyncio.timeout(SILENCE_SECONDS):
                 while (text := await self.read()) is not None:
@@ -114,11 +114,11 @@ class Line:
         nologin writes its reason there, and so do commands that sshd forces on a user.
         """
         printed = (self._ignored + self._received).decode(errors="replace")
-        lines = [it.strip().splitlines()[-1] for it in (printed, self.errors()) if it.strip()]
+        lines = [text.strip().splitlines()[-1] for text in (printed, self.errors()) if text.strip()]
         return printable("; ".join(lines) or "it wrote no error")
 
     def hang_up(self) -> None:
-        """Break the line: its reader finds the end."""
+        """End the connection: its reader finds the end."""
         with suppress(OSError):  # it is closed
             self._socket.shutdown(socket.SHUT_RDWR)
 
