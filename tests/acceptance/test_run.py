@@ -14,7 +14,7 @@ from typing import IO
 
 import pytest
 
-from cli.services.foreground import END_SIGNALS
+from cli.services.foreground import END_SIGNALS, ONE_REQUEST_SECONDS
 from muster.contracts.settings.paths import DataDir
 from tests.support.installation import DEADLINE_SECONDS, await_value
 from tests.support.screens import Screen
@@ -270,6 +270,7 @@ def test_a_second_interrupt_kills_ranks_and_more_print_nothing(
             screen.see("it is deaf")
             screen.type("\x03")
             screen.see("interrupted; ranks checkpoint and exit")
+            time.sleep(ONE_REQUEST_SECONDS)  # a signal before that is of the same request
             screen.type("\x03")
         screen.see("logs: ")
         with suppress(OSError):  # the terminal's other end is closed
