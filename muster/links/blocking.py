@@ -45,7 +45,9 @@ class BlockingLink:
 
     def has_news(self, seconds: float) -> bool:
         """Wait, at most until something has come; return whether it has."""
-        return bool(select.select([self._socket], [], [], seconds)[0])
+        poll = select.poll()  # `select.select` takes no descriptor above 1023
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000 * seconds))
 
     def shut_down(self) -> None:
         """End the connection for a thread that waits on it."""

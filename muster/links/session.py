@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from muster.contracts.errors import AuthenticationFailed, WireError, move
-from muster.links.frames import FrameReader, frame
+from muster.links.frames import TAG_BYTES, FrameReader, check_size, frame
 from muster.links.identity import PROOF_BYTES, Find, Identity
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ class Session:
         return sum(map(len, self._waiting))
 
     def send(self, payload: bytes | memoryview) -> None:
+        # Before it is sealed, as the other end counts, and before it waits.
+        check_size(memoryview(payload).nbytes + TAG_BYTES * self.is_sealed)
         """Make a payload due, or have it wait. Raises `WireError` if it is too long."""
         if not self.is_open:
             self._waiting.append(bytes(payload))

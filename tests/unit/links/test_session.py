@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.contracts.errors import AuthenticationFailed, MusterError
-from muster.links.frames import FrameReader, frame
+from muster.contracts.errors import AuthenticationFailed, MusterError, WireError
+from muster.links.frames import CONTROL_FRAME_LIMIT_BYTES, FrameReader, frame
 from muster.links.identity import Identity, Kind
 from muster.links.session import (
     HELLO_LIMIT_BYTES,
@@ -193,6 +193,18 @@ def test_a_huge_length_ends_a_link(end: Callable[[], Session]) -> None:
     with pytest.raises(MusterError):
         session.receive(frame(b"more"))
     assert session.state is State.CLOSED
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_a_payload_that_is_too_long_breaks_no_link(*, is_sealed: bool) -> None:
+    too_long = bytes(CONTROL_FRAME_LIMIT_BYTES + 1 - 16 * is_sealed)
+    caller, answerer = opened(is_sealed=is_sealed)
+    for session in caller, calling(is_sealed=is_sealed):
+        with pytest.raises(WireError, match="is longer than the limit"):
+            session.send(too_long)
+    answerer.frames.limit_bytes = CONTROL_FRAME_LIMIT_BYTES  # as its owner does
+    payloads = [too_long[1:], b"next"]
+    assert [answerer.receive(it) for it in sent(caller, *payloads)] == [[it] for it in payloads]
+
+
 
 
 def test_a_stranger_is_heard_only_shortly() -> None:
