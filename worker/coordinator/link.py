@@ -25,12 +25,12 @@ from muster.contracts.messages.attach import JoinOrder
 from muster.contracts.messages.wire import decode_coordinator_message, encode
 from muster.contracts.token import sha256_of
 from muster.host.files import read_coordinator_address
-from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user
+from muster.host.peers import SEND_TIMEOUT_SECONDS
 from muster.links.blocking import BlockingLink
 from muster.links.identity import Identity, job_identity
 from muster.links.reconnect import Reconnect
 from muster.links.selecting import SelectingLink
-from muster.links.session import Caller, Session
+from muster.links.session import Caller
 from muster.runtime.stderr_messages import print_stderr
 
 RETRY_SECONDS: Final = 0.5
@@ -69,12 +69,11 @@ class CoordinatorLink:
     def connect(self) -> bool:
         """Try once; return whether a connection is being established."""
         self._retry_at = time.monotonic() + RETRY_SECONDS
-        is_sealed = self._assignment.is_remote
         try:
             address = self._reconnect.next_address()
             self._link = SelectingLink(
                 (address.host, address.port),
-                Caller(_identity(self._assignment)) if is_sealed else Session(),
+                Caller(_identity(self._assignment), is_sealed=self._assignment.is_remote),
                 self._selector,
                 decode_coordinator_message,
                 self._on_message,
@@ -102,18 +101,11 @@ class CoordinatorLink:
         known = read_coordinator_address(Path(self._assignment.address_file))
         return known not in {None, self._address}
 
-    @property
-    def is_authentic(self) -> bool:
-        """Whether the peer has proved itself, or its process belongs to our user.
-
-        Any user can bind a freed port.
-        """
-        if self._link is None:
-            return False
-        return self._assignment.is_remote or is_same_user(self._link.socket)
-
     def send(self, message: AgentMessage) -> None:
-        """Send now or as soon as there is room; dropped without a connection."""
+        """Send once the coordinator has proved itself: any user can bind a freed port.
+
+        Dropped without a connection.
+        """
         if self._link is not None:
             self._link.send(encode(message))
 
