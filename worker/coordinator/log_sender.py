@@ -4,7 +4,7 @@ It has a connection of its own: the lines of all ranks delay no heartbeat. It te
 the files, so nothing is lost with it: its successor, or itself on the next connection, first gets
 what the coordinator has.
 
-The agent notes each truncation of a log in its time index (`worker.coordinator.log_index`).
+The agent notes each truncation of a log in its time index (`worker.ranks.log_index`).
 Between both the sender may mistake new lines for the continuation of old ones: once it sees the
 note, it sends the log anew. Of each log, bytes go before the time marks that cover them.
 """

@@ -46,7 +46,7 @@ from muster.contracts.settings.names import ATTEMPT_VARIABLES, PROCESS_TAG, SPAR
 from muster.host.containment import is_contained, kill_attempt, tagged_processes
 from muster.host.peers import name_senders, receive_from
 from muster.host.processes import ProcessorWait, identify, running_in_group, send_signal
-from worker.coordinator.log_index import LogIndex
+from worker.ranks.log_index import LogIndex
 from worker.ranks.process import (
     UNKNOWN_EXIT,
     AdoptedProcess,
