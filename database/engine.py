@@ -289,7 +289,7 @@ class Database:
 
 @contextmanager
 def existing(url: str | Path) -> Iterator[Database | None]:
-    """Open the database at `url` as it is, for a look; None for an SQLite file that is missing."""
+    """Open the database at `url` as it is, to read from it; None if it is a missing file."""
     parsed = parse_url(url)
     is_file = parsed.get_backend_name() == "sqlite" and parsed.database
     if is_file and not Path(str(parsed.database)).exists():
