@@ -239,4 +239,4 @@ class WorkerGroup(Message, frozen=True, omit_defaults=True, tag="worker_group"):
     members: tuple[GroupMember, ...]
     paused: bool  # no step is taken until the next round
     save: bool = False  # a checkpoint was requested: save the present step before the next one
-    exporter: int | None = None  # as members of an earlier group, which has ended, have been told
+    exporter: int | None = None  # the rank that exports, if the loop has ended in an earlier round
