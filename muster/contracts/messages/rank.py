@@ -7,15 +7,9 @@ import msgspec
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.interpreter import PROTOCOL, VERSION
 from muster.contracts.job.status import Reason
+from muster.contracts.messages.message import Message
 from muster.contracts.rank import Count, Phase, RankProgress
 from muster.contracts.series import Window
-
-
-class Message(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is"
-):
-    """Common shape: immutable, named fields only, tagged."""
-
 
 NONCE_BYTES: Final = 16
 
