@@ -190,7 +190,7 @@ class CheckpointReceiver(threading.Thread):
             if earlier is not self:
                 earlier.end()
         if earlier is not self:
-            earlier.join()  # no commit may pass the look at fences after the claim
+            earlier.join()  # no commit may pass its check of fences after the claim
 
     def _commit(
         self, store: CheckpointStore, call: StoreCall, chunks: Iterator[memoryview]

@@ -200,7 +200,7 @@ class AgentLifecycle:
         if job.snapshot.agents[host].agent_number != number:
             return  # it was dismissed or given up: the next agent is there, and has ended its rest
         _set_agent(job, host, None)
-        # Look before sweeping: a rank that ends after this look is found by the next agent.
+        # Listed before the sweep: the next agent finds a rank that ends after that.
         living = self._adoptable_ranks(job.snapshot, host)
         if not living and not is_swept:
             await launcher.sweep(uid, job.known_processes(host))

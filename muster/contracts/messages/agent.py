@@ -5,7 +5,8 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from muster.contracts.interpreter import PROTOCOL, VERSION
-from muster.contracts.messages.rank import NONCE_BYTES, Message, RankMessage, WorkerGroup
+from muster.contracts.messages.message import Message
+from muster.contracts.messages.rank import NONCE_BYTES, RankMessage, WorkerGroup
 from muster.contracts.rank import Count
 
 # Agent → coordinator
