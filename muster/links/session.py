@@ -107,8 +107,10 @@ class Session:
         """Return the payloads that `data` completes.
 
         Raises `AuthenticationFailed`, and what the answerer's `find` raises. Nothing is believed
-        after that: send what is due, and close the connection.
+        after that, nor returned of the same `data`: send what is due, and close the connection.
         """
+        if self.state is State.CLOSED:
+            raise AuthenticationFailed("the link is closed")
         try:
             return [part for content in self.frames.feed(data) for part in self._take_in(content)]
         except WireError as error:  # on its way a length may be changed, too
@@ -124,9 +126,9 @@ class Session:
             return []
         return [content if self.cipher is None else self.cipher.open(content)]
 
-    def _converse(self, _content: bytes) -> None:
+    def _converse(self, content: bytes) -> None:
         """Take in a frame before the session is open."""
-        raise AuthenticationFailed("the link is closed")
+        raise NotImplementedError
 
     def _move(self, target: State) -> None:
         self.state = move(_MOVES, self.state, target)

@@ -105,8 +105,11 @@ def test_payloads_arrive_in_order_in_both_directions(size: int, *, is_sealed: bo
 
 @pytest.mark.parametrize("is_sealed", [True, False])
 def test_a_caller_that_proves_nothing_is_refused(*, is_sealed: bool) -> None:
+    answerer = answering(is_sealed=is_sealed)
     with pytest.raises(AuthenticationFailed, match="not the beginning of a link"):
-        answering(is_sealed=is_sealed).receive(frame(b"hello"))
+        answerer.receive(frame(b"hello"))
+    with pytest.raises(AuthenticationFailed, match="the link is closed"):
+        answerer.receive(calling(is_sealed=is_sealed).take())
 
 
 @pytest.mark.parametrize("number", [0, 2, 255])
