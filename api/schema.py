@@ -117,7 +117,7 @@ _EXAMPLES: Final[Mapping[type[msgspec.Struct], Mapping[str, Any]]] = {
     JobPatch: {"world_size": 6},
     JoinRequest: {"node": "gpu-box", "gpu_count": 2, "backend": "cuda", "epoch": 3},
     FaultBody: {"fault": "kill", "rank": 1},
-    SweepBody: {"cancel": ["muster-0f3a-slurm-1-g1"]},
+    SweepBody: {"cancel": ["muster-0f3a-slurm-1-a1"]},
     StopBody: {"grace_seconds": 30, "reason": "the loss diverges"},
     TokenRequest: {"name": "ci", "scope": "submit", "expires_in_seconds": 2592000},
 }

@@ -1,4 +1,4 @@
-"""From rows to response bodies. Pure, apart from a look at the process of an agent.
+"""From rows to response bodies. Pure.
 
 An unknown number is None (or 0 for an empty sum), never NaN.
 """

@@ -34,6 +34,7 @@ from muster.contracts.interpreter import VERSION
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import JobId, JobStatus, JobUid
 from muster.contracts.messages.agent import (
+    AgentClaim,
     AgentHeartbeat,
     AgentHello,
     AgentMessage,
@@ -49,6 +50,8 @@ from muster.contracts.settings.paths import DataDir
 from muster.contracts.token import sha256_of
 from muster.host.processes import identify, this_process
 from muster.links.frames import frame
+from muster.links.identity import job_identity
+from muster.links.session import Caller
 
 CROWDS = (125, 1), (20, 25)
 """Jobs, and hosts of each."""
@@ -224,8 +227,14 @@ async def play(
 ) -> None:
     """Simulate an agent whose ranks send heartbeats in turn, until the connection closes."""
     reader, writer = await asyncio.open_connection(address.host, address.port)
+    claim = AgentClaim(job_uid=agent[0], host=agent[1], agent_number=AGENT_NUMBER)
+    session = Caller(job_identity(encode(claim), sha256_of(TOKEN)), is_sealed=False)
     for message in introduction(agent, process):
-        writer.write(frame(encode(message)))
+        session.send(encode(message))
+    while not session.is_open:
+        writer.write(session.take())
+        session.receive(await reader.readexactly(session.frames.missing_bytes))
+    writer.write(session.take())
     await asyncio.sleep(phase * BEAT_SECONDS)
     beating = asyncio.ensure_future(beat(writer, agent[2]))
     try:

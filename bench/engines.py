@@ -137,7 +137,7 @@ class Bench:
         fields = {**ENDLESS, **Slurm.fields, "program": f"{program}:Small"}
         job_id = self.installation.submit(**fields)
         seen = self.installation.wait_until(job_id, trains(30))
-        name = next(name for name in self.slurm.jobs() if "slurm-2-g" in name)
+        name = next(name for name in self.slurm.jobs() if "slurm-2-a" in name)
         began = time.time()
         self.slurm.run("scancel", "--batch", "--signal=USR1", self.slurm.id_of(name))
         yield "slurm, notice: signal -> next step of the others", self._next_step(job_id, began)

@@ -54,7 +54,7 @@ class JobTable:
     """
 
     def __init__(self, database: Database, files: DataDir, *, cluster: Cluster, node: str) -> None:
-        """`node` is the id of this host, which rows of before a description name."""
+        """`node` is the id of this host: rows from before there was a cluster file name it so."""
         self.tracked: dict[JobUid, TrackedJob] = {}
         self._database = database
         self._files = files

@@ -33,7 +33,7 @@ from coordinator.decide.actions import (
     Observation,
 )
 from coordinator.jobs import JobTable
-from coordinator.persistence import Moment, Urgency
+from coordinator.persistence import COMMIT_AFTER_SECONDS, Moment, Urgency
 from coordinator.tracked_job import Draft, TrackedJob
 from database.errors import DatabaseUnavailable
 from database.fenced_writer import FencedWriter
@@ -63,15 +63,6 @@ LONG_ROUND_SECONDS: Final = 0.05  # a round that takes longer is followed by a p
 
 PAUSE_FACTOR: Final = 2
 """Length of that pause in rounds. It delays only wake-ups, never what agents report."""
-
-COMMIT_AFTER_SECONDS: Final[Mapping[Urgency, float]] = {
-    Urgency.NOW: 0.0,
-    Urgency.SOON: 0.05,
-    Urgency.PROGRESS: 1.0,
-    Urgency.HEARTBEAT: 2.0,
-    Urgency.NONE: 2.0,  # renews the lease, well within its length
-}
-"""How long after the last commit the next one follows; each renews the lease."""
 
 EXIT_SECONDS: Final = 0.02  # after a death, for its containment and its record
 
@@ -129,10 +120,14 @@ class CoordinatorLoop:
 
     # What agents report (coordinator.agents.server.Listener)
 
-    def token_sha256(self, claim: AgentHello | AgentClaim | JoinRequest) -> str | None:
+    def token_sha256(
+        self, claim: AgentHello | AgentClaim | JoinRequest, *, is_remote: bool = False
+    ) -> str | None:
         job = self._jobs.tracked.get(JobUid(claim.job_uid))
         agent = None if job is None else job.snapshot.agents.get(claim.host)
         if job is None or agent is None or claim.agent_number != agent.agent_number:
+            return None
+        if is_remote and agent.is_local:
             return None
         return job.attachment.tokens_sha256.get(claim.host)
 

@@ -45,6 +45,16 @@ class Urgency(IntEnum):
     NOW = 4  # a successor would go wrong without it
 
 
+COMMIT_AFTER_SECONDS: Final[Mapping[Urgency, float]] = {
+    Urgency.NOW: 0.0,
+    Urgency.SOON: 0.05,
+    Urgency.PROGRESS: 1.0,
+    Urgency.HEARTBEAT: 2.0,
+    Urgency.NONE: 2.0,  # renews the lease, well within its length
+}
+"""How long after the last commit the next one follows; each renews the lease."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """One instant on two clocks: monotonic for decisions, wall clock for people."""

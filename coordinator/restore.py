@@ -95,8 +95,8 @@ def snapshot_of(
     fresh = hosts if len(hosts) == 1 else {}  # others get an agent with their first rank
     known_agents = {}
     for row in rows.agents:
-        # A host that the cluster file has no more is one that does not answer.
-        # One of before there was a description is on this host.
+        # A host that the cluster file has no more is one that does not answer. A row from before
+        # there was a cluster file names this host by its id.
         unknown = AgentSnapshot(host=row.host, is_local=row.host == node, order=LAST)
         known_agents[row.host] = _agent_of(row, hosts.get(row.host, unknown), agents, now)
     ids = [rank.attempt.worker_id for rank in known if rank.attempt.worker_id is not None]

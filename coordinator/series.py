@@ -14,7 +14,7 @@ from muster.contracts.series import Aggregate, Point, Window, merged_points
 NAMES_LIMIT: Final = METRICS_LIMIT + 2  # and the loss and the throughput
 
 CHECK_EVERY: Final = 64
-"""How many points of a series come between two looks whether it has grown too long."""
+"""How many points of a series come between two checks whether it has grown too long."""
 
 UNWRITTEN: Final = 1024
 """So many points may wait for the database; beyond them the last ones of each name grow."""

@@ -18,6 +18,7 @@ from typing import Final
 
 import structlog
 
+from coordinator.agents.launching import AgentStarter
 from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.agents.server import AgentServer
 from coordinator.host_probes import HostProbes, Prober
@@ -154,14 +155,16 @@ class Service:
         engines = Slurm(values.environ), Kubernetes(self._environ)
         schedulers = {engine.name: SchedulerJobs(engine) for engine in engines}
         lifecycle = AgentLifecycle(
-            launcher,
-            others,
-            self._settings,
+            AgentStarter(
+                settings=self._settings,
+                local=launcher,
+                others=others,
+                schedulers=schedulers,
+                facts=facts,
+                values=values,
+                usable_vram_mb=usable_mb,
+            ),
             holds_lease,
-            facts,
-            usable_vram_mb=usable_mb,
-            schedulers=schedulers,
-            values=values,
         )
         probed: dict[str, Prober] = dict(others)
         if self._other_nodes:

@@ -78,7 +78,7 @@ class TrackedJob:
     faults: list[FaultView] = field(default_factory=list)  # that were requested, to be injected
     faults_seen: int = 0  # how many ever were
     addresses: dict[str, str] = field(default_factory=dict)
-    """By host: where the agents say that others reach them, if no description says so."""
+    """By host: where the agents say that others reach them, if the cluster file does not."""
     senders: set[str] = field(default_factory=set)  # hosts that send their checkpoints
     repeat_to: set[str] = field(default_factory=set)
     """Hosts whose agent has connected and may have missed requests."""

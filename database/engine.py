@@ -11,7 +11,6 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from database import schema
 from database.errors import (
     CommitInDoubt,
     DatabaseError,
@@ -21,6 +20,7 @@ from database.errors import (
 )
 from database.postgres import PostgresBackend
 from database.sqlite import SqliteBackend
+from database.tables import HEAD, current_revision, migrate
 from muster.contracts.location import expand_home
 
 BUSY_TIMEOUT_SECONDS: Final = 10.0
@@ -231,7 +231,7 @@ class Database:
     def revision(self) -> str | None:
         """Return the schema revision; None for a database without tables of Muster."""
         with self.reading() as connection:
-            return schema.current_revision(connection)
+            return current_revision(connection)
 
     def facts(self) -> Mapping[str, Any]:
         """Return connections_needed, and what the backend tells of itself."""
@@ -255,12 +255,12 @@ class Database:
         with self._explained():
             with self._backend.engine.connect() as connection:
                 is_ready = self._backend.is_prepared(connection) and (
-                    schema.current_revision(connection) == schema.HEAD
+                    current_revision(connection) == HEAD
                 )
             if not is_ready:
                 with self._backend.migrating() as connection:
                     url = self._backend.engine.url
-                    schema.migrate(connection, url.render_as_string(hide_password=True))
+                    migrate(connection, url.render_as_string(hide_password=True))
 
     @contextmanager
     def _exclusive_writer(self) -> Iterator[None]:
@@ -289,7 +289,7 @@ class Database:
 
 @contextmanager
 def existing(url: str | Path) -> Iterator[Database | None]:
-    """Open the database at `url` as it is, for a look; None for an SQLite file that is missing."""
+    """Open the database at `url` as it is, to read from it; None if it is a missing file."""
     parsed = parse_url(url)
     is_file = parsed.get_backend_name() == "sqlite" and parsed.database
     if is_file and not Path(str(parsed.database)).exists():

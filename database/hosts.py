@@ -42,7 +42,7 @@ class Hosts:
             connection.execute(self._upsert, values_of(record))
 
     def request_sweep(self, scheduler: str, names: list[str]) -> EngineSweep:
-        """Ask for a look at a scheduler and the end of jobs there."""
+        """Request that a scheduler is asked for its jobs, and those of these names are ended."""
         with self._database.writing() as connection:
             return self.request_sweep_in(connection, scheduler, names)
 

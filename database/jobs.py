@@ -44,7 +44,7 @@ from muster.contracts.views.history import FaultView
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 FAULTS_KEPT: Final = 16
-"""A coordinator takes them at once; of more between two of its looks the first are lost."""
+"""A coordinator takes them at once; of more between two of its reads the first are lost."""
 
 _BY_UID: Final = sa.select(*COLUMNS).where(JOBS.c.uid.in_(sa.bindparam("uids", expanding=True)))
 _NOT_OVER: Final = sa.select(JOBS.c.uid).where(IS_UNFINISHED)

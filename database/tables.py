@@ -1,6 +1,7 @@
-"""The tables. Each column holds the field of its name in `database.records`.
+"""The tables, and how a database gets them. Each column holds the field of its name in `records`.
 
-A new database gets these; a test compares them with what the migrations make of an old one.
+A new database gets these; a test compares them with what the migrations make of an old one. Alembic
+takes half of a command's start-up time, so it is imported only to migrate.
 
 jobs ──< agents        the agent of a job on one host; deleted with the job, like all below
      ──< workers       a rank of the job
@@ -20,13 +21,14 @@ tokens                 API tokens
 from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from importlib.resources import files
 from types import NoneType
-from typing import Any, Final, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 
 import msgspec
 import sqlalchemy as sa
 
-from database.errors import DatabaseError
+from database.errors import DatabaseError, SchemaRefused
 from database.records import (
     AgentRecord,
     Attempt,
@@ -41,6 +43,14 @@ from database.records import (
 from muster.contracts.messages.rank import METRIC_NAME_LIMIT, EpochDone
 from muster.contracts.series import Point
 from muster.contracts.token import Token
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+
+HEAD: Final = "r0001"
+"""The newest revision in migrations/versions; tests/unit/database/test_schema.py compares them."""
+
+_VERSIONS: Final = sa.table("alembic_version", sa.column("version_num"))
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -255,3 +265,52 @@ LEASES: Final = _table(
 TOKENS: Final = _table(
     "tokens", Token, ["token_id"], sa.Column("name", sa.String(63), nullable=False)
 )
+
+
+def current_revision(connection: sa.Connection) -> str | None:
+    """Return the revision of the database's schema; None if it has no tables of Muster."""
+    if not sa.inspect(connection).has_table(_VERSIONS.name):
+        return None
+    found: str | None = connection.scalar(sa.select(_VERSIONS.c.version_num))
+    return found
+
+
+def check_revision(present: str | None, place: str) -> None:
+    """Raise `SchemaRefused` for a revision that this version cannot migrate."""
+    if present is None or present == HEAD:
+        return
+    from alembic.script import ScriptDirectory  # noqa: PLC0415  see above
+
+    scripts = ScriptDirectory.from_config(alembic_config()).walk_revisions()
+    if present not in {script.revision for script in scripts}:
+        raise SchemaRefused(place, present)
+
+
+def migrate(connection: sa.Connection, place: str) -> None:
+    """Bring the schema to `HEAD` inside the transaction of `connection`.
+
+    A new database gets the tables as they are now; revisions are for those of earlier releases.
+    Raises what `check_revision` does, and then changes nothing.
+    """
+    from alembic import command  # noqa: PLC0415  see above
+
+    present = current_revision(connection)
+    check_revision(present, place)
+    if present == HEAD:
+        return
+    config = alembic_config()
+    config.attributes["connection"] = connection
+    if present is None:
+        METADATA.create_all(connection)
+        command.stamp(config, HEAD)
+    else:
+        command.upgrade(config, HEAD)
+
+
+def alembic_config() -> "Config":
+    """Return Alembic's settings; migrations/env.py reads the connection from its attributes."""
+    from alembic.config import Config  # noqa: PLC0415  see above
+
+    config = Config()
+    config.set_main_option("script_location", str(files("migrations")).replace("%", "%%"))
+    return config

@@ -1,4 +1,4 @@
-"""Alembic runs the revisions from here, in the transaction that `database.schema` has opened."""
+"""Alembic runs the revisions from here, in the transaction that `database.tables` has opened."""
 
 from alembic import context
 

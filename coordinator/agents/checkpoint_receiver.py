@@ -144,8 +144,10 @@ class CheckpointReceiver(threading.Thread):
         """Return the answer, and the bytes behind it. Raises a `CheckpointError`."""
         if not self._directories.may(call):
             raise CheckpointNotWritable(f"the job may not {call.method} in {call.location}")
-        if call.manifest_bytes > MANIFEST_LIMIT_BYTES:
-            raise WireError(f"a manifest of {call.manifest_bytes} bytes is too long")
+        # In memory. Only the state of a commit goes to the disk as it comes.
+        kept_bytes = call.manifest_bytes + call.state_bytes * (call.method != "commit")
+        if kept_bytes > MANIFEST_LIMIT_BYTES:
+            raise WireError(f"{kept_bytes} bytes of a {call.method} are too many")
         if call.method == "close":
             self._close(call.location)
             return StoreAnswer(), b""
@@ -188,7 +190,7 @@ class CheckpointReceiver(threading.Thread):
             if earlier is not self:
                 earlier.end()
         if earlier is not self:
-            earlier.join()  # no commit may pass the look at fences after the claim
+            earlier.join()  # no commit may pass its check of fences after the claim
 
     def _commit(
         self, store: CheckpointStore, call: StoreCall, chunks: Iterator[memoryview]

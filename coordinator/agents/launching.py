@@ -51,13 +51,15 @@ def prepare_starts(job: TrackedJob) -> None:
 class AgentStarter:
     """Prepares jobs and starts their agents, each by the launcher of its host or scheduler."""
 
-    local: Launcher
-    others: Mapping[str, Launcher]  # by host
-    schedulers: Mapping[str, SchedulerJobs]  # by engine
     settings: ServiceSettings
-    facts: Callable[[], Awaitable[Mapping[str, HostFacts]]] | None  # what hosts have said, by name
-    values: AgentValues  # of agents that schedulers start
-    usable_vram_mb: Mapping[str, dict[str, int]]  # by host and GPU
+    local: Launcher
+    others: Mapping[str, Launcher] = field(default_factory=dict)  # by host
+    schedulers: Mapping[str, SchedulerJobs] = field(default_factory=dict)  # by engine
+    facts: Callable[[], Awaitable[Mapping[str, HostFacts]]] | None = None
+    """Returns what hosts have said, by name."""
+    values: AgentValues = field(default_factory=lambda: AgentValues({}))
+    """Of agents that schedulers start."""
+    usable_vram_mb: Mapping[str, dict[str, int]] = field(default_factory=dict)  # by host and GPU
     joined: dict[tuple[str, str, int], bytes] = field(default_factory=dict)
     """By agent, who has used its token: a scheduler without memory may start a job twice."""
 

@@ -6,7 +6,6 @@ nothing that it started is left but the ranks that wait for the next agent.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Final
 
 from coordinator.agents.launching import AgentStarter
@@ -20,18 +19,16 @@ from coordinator.decide.actions import (
 )
 from coordinator.decide.state.job import AGENT_FAILURES_LIMIT, JobSnapshot
 from coordinator.decide.state.job_end import JobFailure
-from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
-from coordinator.launchers.scheduler import Refused, SchedulerJobs
+from coordinator.launchers.launcher import AgentProcess, Launcher, NotStarted
+from coordinator.launchers.scheduler import Refused
 from coordinator.preparation import Unprepared
 from coordinator.tracked_job import TrackedJob
 from database.records import AgentRecord
-from muster.contracts.host import HostFacts
 from muster.contracts.job.retry import describe_status
 from muster.contracts.job.status import JobUid, Reason
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings.environ import LATE_PULSES, agent_heartbeat_seconds
 from muster.contracts.settings.paths import DataDir
-from muster.contracts.settings.services import ServiceSettings
 from muster.host.processes import ProcessorWait
 from muster.runtime.agent_sockets import newest_number
 
@@ -44,33 +41,10 @@ DISMISSAL_SECONDS: Final = 5.0
 class AgentLifecycle:
     """The agents of this coordinator."""
 
-    def __init__(  # noqa: PLR0913  it creates nothing itself
-        self,
-        local: Launcher,
-        launchers: Mapping[str, Launcher],
-        settings: ServiceSettings,
-        holds_lease: Callable[[], Awaitable[bool]],
-        facts: Callable[[], Awaitable[Mapping[str, HostFacts]]] | None = None,
-        *,
-        schedulers: Mapping[str, SchedulerJobs] = MappingProxyType({}),
-        values: AgentValues | None = None,
-        usable_vram_mb: Mapping[str, dict[str, int]] = MappingProxyType({}),  # by host and GPU
-    ) -> None:
-        """`launchers` are those of other hosts; `facts` returns what hosts have said, by name.
-
-        `schedulers` are by engine; agents that they start get `values`.
-        """
-        self.starter: Final = AgentStarter(
-            local=local,
-            others=launchers,
-            schedulers=schedulers,
-            settings=settings,
-            facts=facts,
-            values=values or AgentValues({}),
-            usable_vram_mb=usable_vram_mb,
-        )
+    def __init__(self, starter: AgentStarter, holds_lease: Callable[[], Awaitable[bool]]) -> None:
+        self.starter: Final = starter
         self._holds_lease = holds_lease
-        self._data = DataDir(settings.data_dir)
+        self._data = DataDir(starter.settings.data_dir)
         self._tasks: set[asyncio.Task[None]] = set()
         self._cleaning: dict[str, asyncio.Task[None]] = {}
         """By job and host: hosts that were given up. No end of the service waits for them."""
@@ -226,7 +200,7 @@ class AgentLifecycle:
         if job.snapshot.agents[host].agent_number != number:
             return  # it was dismissed or given up: the next agent is there, and has ended its rest
         _set_agent(job, host, None)
-        # Look before sweeping: a rank that ends after this look is found by the next agent.
+        # Listed before the sweep: the next agent finds a rank that ends after that.
         living = self._adoptable_ranks(job.snapshot, host)
         if not living and not is_swept:
             await launcher.sweep(uid, job.known_processes(host))

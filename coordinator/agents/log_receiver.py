@@ -1,4 +1,4 @@
-"""Writes the logs that other hosts send to where those of a job of one host lie.
+"""Writes the logs that other hosts send into the job's directory, where local ranks write theirs.
 
 Nothing of what a host says becomes a path: it names rank, attempt and kind of file. An attempt
 belongs to the host that was the first to send it. One thread does all writing, so a slow disk
@@ -65,7 +65,7 @@ class LogListener(Protocol):
         """Return True if the host was asked to tell when all logs are sent."""
 
     def on_drained(self, claim: AgentClaim, message: LogsDrained) -> None:
-        """Take in that they are."""
+        """Note that all of them are sent."""
 
 
 class Disk:
@@ -164,7 +164,7 @@ class CoordinatorLogs:
         """Write a part; may be repeated."""
         stem = LogName(part.rank, part.attempt).stem
         with closing(self._open("logs")) as logs:
-            if not self._is_ours(stem, logs):
+            if not self._is_of_host(stem, logs):
                 return
             if part.kind != "exit":
                 with closing(os.open(f"{stem}.{part.kind}", _APPEND, 0o600, dir_fd=logs)) as file:
@@ -187,8 +187,8 @@ class CoordinatorLogs:
                 directory = open_directory(part, directory)
         return directory
 
-    def _is_ours(self, stem: str, logs: int) -> bool:
-        """Return whether an attempt is the host's; a new one becomes its."""
+    def _is_of_host(self, stem: str, logs: int) -> bool:
+        """Return whether an attempt belongs to the sending host; a new one does from now on."""
         with suppress(FileNotFoundError):
             return os.readlink(f"{stem}.host", dir_fd=logs) == self._host
         with suppress(FileNotFoundError):
@@ -199,7 +199,7 @@ class CoordinatorLogs:
 
 
 def _write(file: int, part: LogPart) -> None:
-    os.ftruncate(file, part.start)  # what is behind it is of before a truncation
+    os.ftruncate(file, part.start)  # what is behind it was there before a truncation
     data = memoryview(part.data)
     while data:
         data = data[os.pwrite(file, data, part.start + len(part.data) - len(data)) :]

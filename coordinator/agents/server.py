@@ -1,13 +1,14 @@
 """Where agents, and the processes beside them on other hosts, reach the coordinator.
 
-A connection belongs to a job only after its first payload has named the job, the present agent
-number and that agent's token. Any other agent is dismissed and ends its ranks. A process on another
-host has to prove before that that it has an agent's token; all that follows is sealed.
+Each process proves first that it has the token of a job's present agent, and the coordinator that
+it knows that token; any other is disconnected. Then an agent that is not wanted any more, or has
+another Muster, is dismissed and ends its ranks. What leaves this host is sealed.
 """
 
 import asyncio
 import socket
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from typing import Final, Protocol
 
 import msgspec
@@ -62,8 +63,13 @@ _LOG: Final = structlog.get_logger("coordinator")
 class Listener(LogListener, Protocol):
     """Receives what agents report."""
 
-    def token_sha256(self, claim: AgentHello | AgentClaim | JoinRequest) -> str | None:
-        """Return the digest of the token of the agent that `claim` names, if there is one."""
+    def token_sha256(
+        self, claim: AgentHello | AgentClaim | JoinRequest, *, is_remote: bool = False
+    ) -> str | None:
+        """Return the digest of the token of the agent that `claim` names, if there is one.
+
+        An agent of this host has no reason to connect where others do (`is_remote`).
+        """
 
     def joining(
         self, request: JoinRequest
@@ -158,23 +164,20 @@ class AgentServer:
                 return
 
     def _begin(self, is_remote: bool) -> Answerer:  # noqa: FBT001  a callback
-        return Answerer(self._identify, may_be_clear=not is_remote)
+        return Answerer(partial(self._identify, is_remote), is_sealed=is_remote)
 
-    def _identify(self, claim: bytes) -> Identity:
-        digest = self._listener.token_sha256(decode_agent_claim(claim))
+    def _identify(self, is_remote: bool, claim: bytes) -> Identity:  # noqa: FBT001
+        digest = self._listener.token_sha256(decode_agent_claim(claim), is_remote=is_remote)
         if digest is None:
             raise WireError("an agent is not expected")
         return job_identity(claim, digest)
 
     async def _serve(self, link: ServedLink, payload: bytes) -> None:
         said = decode_first_frame(payload)
-        if isinstance(said, AgentVersion):
-            await self._converse(said, payload, link)
-            return
-        if not link.session.is_sealed:
-            raise WireError("a process of another host has proved nothing")
         claim = decode_agent_claim(link.session.claim)
-        if isinstance(said, LogHello):
+        if isinstance(said, AgentVersion):
+            await self._converse(said, payload, claim, link)
+        elif isinstance(said, LogHello):
             await self._receive_logs(said, claim, link)
         elif isinstance(said, StoreHello):
             self._receive_checkpoints(claim, link)
@@ -214,17 +217,19 @@ class AgentServer:
         async with self._listener.joining(request) as answer:
             link.send(msgspec.json.encode(answer))
             async with asyncio.timeout(HELLO_TIMEOUT_SECONDS):
-                await link.reader.read()  # to its end: the probe file is needed until then
+                await _read_to_end(link)  # the probe file is needed until then
 
-    async def _converse(self, said: AgentVersion, payload: bytes, link: ServedLink) -> None:
+    async def _converse(
+        self, said: AgentVersion, payload: bytes, claim: AgentClaim, link: ServedLink
+    ) -> None:
         hello = None
         if is_compatible(said.version, said.protocol):
             hello = decode_agent_message(payload)
         else:
             theirs = f"Muster {release(said.version, said.protocol)}"
-            why = f"dismissed the agent on host {said.host}, which has {theirs}; the coordinator "
+            why = f"dismissed the agent on host {claim.host}, which has {theirs}; the coordinator "
             why += f"has {release()}: upgrade that host"
-            self._listener.on_refused(JobUid(said.job_uid), why)
+            self._listener.on_refused(JobUid(claim.job_uid), why)
         link.send(encode(Welcome(epoch=self._epoch)))
         if isinstance(hello, AgentHello) and self._is_accepted(hello):
             await self._listen_to(hello, link)
@@ -272,13 +277,17 @@ class AgentServer:
 async def _dismiss(link: ServedLink) -> None:
     """Dismiss an agent and let it disconnect first.
 
-    It obeys only a peer whose process it can identify by the connection, which it cannot once we
-    have closed it.
+    If we closed while it sends, the kernel would reset the connection, and drop the dismissal.
     """
     link.send(encode(Dismiss()))
     async with asyncio.timeout(DISMISSAL_TIMEOUT_SECONDS):
-        while await link.reader.read(READ_BYTES):
-            pass
+        await _read_to_end(link)
+
+
+async def _read_to_end(link: ServedLink) -> None:
+    """Wait until the other end closes; keep nothing of what it sends."""
+    while await link.reader.read(READ_BYTES):
+        pass
 
 
 def _warn(sentence: str) -> None:

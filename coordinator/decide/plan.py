@@ -1,7 +1,7 @@
 """What has to be done about a job now: `plan` is pure, snapshot and time in, actions out.
 
-The rules run in order. Each looks at one concern and yields actions or nothing. A rule repeats an
-action at every look until the world agrees with it.
+The rules run in order. Each is about one concern and yields actions or nothing. A rule repeats an
+action in every plan until the snapshot agrees with it.
 """
 
 from collections.abc import Callable, Iterable, Iterator

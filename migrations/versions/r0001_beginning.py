@@ -5,4 +5,4 @@ down_revision = None
 
 
 def upgrade() -> None:
-    """Do nothing: `database.schema` creates the tables of a new database as they are now."""
+    """Do nothing: `database.tables` creates the tables of a new database as they are now."""

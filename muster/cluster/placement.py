@@ -153,7 +153,7 @@ def _missing_memory(node: ClusterNode, spec: JobSpec, use: NodeUse, suitable_gpu
     """Return which memory a node lacks for a rank; empty if it has enough."""
     if spec.ram_mb is not None:
         if node.ram_mb is None:
-            return "its ram_mb is not in the description"
+            return "its ram_mb is not in the cluster file"
         if (free := node.ram_mb - use.ram_mb) < spec.ram_mb:
             return f"free RAM: {free} MB, and a rank needs {spec.ram_mb}"
     needed = spec.gpu_count

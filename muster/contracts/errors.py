@@ -7,7 +7,7 @@ MusterError
 ├── InvalidEnvironment     an environment variable with an unusable value
 ├── JobDiffers             an unfinished job was resumed with another description
 ├── WireError              a peer sent an invalid frame or message
-├── AuthenticationFailed   a sealed message does not open
+├── AuthenticationFailed   the other end of a link is not who it says, or another was in between
 ├── InvalidLocation        muster/contracts/location.py
 ├── SecretUnavailable      muster/contracts/job/secrets.py
 ├── PoolError              muster/contracts/pool.py
@@ -118,4 +118,4 @@ class WireError(MusterError):
 
 
 class AuthenticationFailed(MusterError):
-    """A sealed message is not from its sender, or not what it sent; close the connection."""
+    """The other end of a connection has not proved itself, or a message was changed; close it."""

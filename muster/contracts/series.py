@@ -19,7 +19,7 @@ THROUGHPUT: Final = "throughput_steps_per_sec"
 """Measured by the coordinator; a metric of this name is left out."""
 
 POINTS_LIMIT: Final = 2048  # of one series, with what is abandoned
-SERIES_LIMIT: Final = POINTS_LIMIT - 64  # from here on points merge, at the next look
+SERIES_LIMIT: Final = POINTS_LIMIT - 64  # from here on points merge, at the next check
 LIVE_KEPT: Final = 1024
 ABANDONED_KEPT: Final = 512
 """About so many are left when points merge."""

@@ -1,5 +1,6 @@
 """A link for a thread that waits for the other end."""
 
+import select
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -41,6 +42,12 @@ class BlockingLink:
         while not (payloads := self._session.receive(self._read())):
             pass
         return payloads[0]  # what is read completes one at most
+
+    def has_news(self, seconds: float) -> bool:
+        """Wait, at most until something has come; return whether it has."""
+        poll = select.poll()  # `select.select` takes no descriptor above 1023
+        poll.register(self._socket, select.POLLIN)
+        return bool(poll.poll(1000 * seconds))
 
     def shut_down(self) -> None:
         """End the connection for a thread that waits on it."""

@@ -9,16 +9,24 @@ CONTROL_FRAME_LIMIT_BYTES: Final = 1 << 20
 """Control messages are small (an environment is the largest). A longer prefix comes from a broken
 or hostile peer, and is refused before anything of that size is allocated."""
 
+TAG_BYTES: Final = 16
+"""By which a payload is longer when it is sealed."""
+
 _LENGTH: Final = struct.Struct("<Q")
+
+
+def check_size(size_bytes: int) -> None:
+    """Raise `WireError` if a frame cannot hold so much."""
+    if size_bytes > CONTROL_FRAME_LIMIT_BYTES:
+        raise WireError(
+            f"a message of {size_bytes} bytes is longer than the limit of "
+            f"{CONTROL_FRAME_LIMIT_BYTES}"
+        )
 
 
 def frame(payload: bytes) -> bytes:
     """Return `payload` behind its length; raises `WireError` if it is too long."""
-    if len(payload) > CONTROL_FRAME_LIMIT_BYTES:
-        raise WireError(
-            f"a message of {len(payload)} bytes is longer than the limit of "
-            f"{CONTROL_FRAME_LIMIT_BYTES}"
-        )
+    check_size(len(payload))
     return _LENGTH.pack(len(payload)) + payload
 
 

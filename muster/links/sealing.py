@@ -15,9 +15,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from muster.contracts.errors import AuthenticationFailed
 
-TAG_BYTES: Final = 16
-"""By which a sealed message is longer."""
-
 _KEY_BYTES: Final = 32
 _NONCE_BYTES: Final = 12
 

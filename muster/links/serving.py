@@ -136,7 +136,9 @@ class LinkServer:
                 keep_alive(peer, SEND_TIMEOUT_SECONDS)
                 self._pending[self.run(self._open(peer, is_remote=True))] = None
                 if len(self._pending) > PENDING_LIMIT:
-                    next(iter(self._pending)).cancel()
+                    oldest = next(iter(self._pending))
+                    del self._pending[oldest]  # now: it takes some turns to end
+                    oldest.cancel()
             else:
                 self.run(self._open(peer, is_remote=False))
             await asyncio.sleep(0)  # the loop's other work has its turn, however many connect

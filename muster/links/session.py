@@ -9,8 +9,8 @@
 
 Both begin with a protocol number; ends that differ say so, and close. Each proof covers everything
 that was said before it and the role of its sender, so it cannot be replayed, sent back, or used
-for another claim. Payloads are sealed with keys from the same secret and the same words, unless
-both ends have said that the connection stays on its host.
+for another claim. Payloads wait for the proof of the other end, and are sealed with keys from the
+same secret and the same words, unless both ends have said that the connection stays on its host.
 """
 
 import secrets
@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from muster.contracts.errors import AuthenticationFailed, WireError, move
-from muster.links.frames import FrameReader, frame
+from muster.links.frames import TAG_BYTES, FrameReader, check_size, frame
 from muster.links.identity import Find, Identity
 
 if TYPE_CHECKING:
@@ -56,8 +56,7 @@ class State(StrEnum):
 
 
 _MOVES: Final[Mapping[State, frozenset[State]]] = {
-    # To OPEN: a process of this host may prove nothing, and begin with its first payload.
-    State.AWAITS_HELLO: frozenset({State.AWAITS_PROOF, State.OPEN, State.CLOSED}),
+    State.AWAITS_HELLO: frozenset({State.AWAITS_PROOF, State.CLOSED}),
     State.AWAITS_ANSWER: frozenset({State.OPEN, State.CLOSED}),
     State.AWAITS_PROOF: frozenset({State.OPEN, State.CLOSED}),
     State.OPEN: frozenset({State.CLOSED}),
@@ -91,6 +90,8 @@ class Session:
 
     def send(self, payload: bytes | memoryview) -> None:
         """Make a payload due, or have it wait. Raises `WireError` if it is too long."""
+        # Before it is sealed, as the other end counts, and before it waits.
+        check_size(memoryview(payload).nbytes + TAG_BYTES * self.is_sealed)
         if not self.is_open:
             self._waiting.append(bytes(payload))
         else:
@@ -106,8 +107,10 @@ class Session:
         """Return the payloads that `data` completes.
 
         Raises `AuthenticationFailed`, and what the answerer's `find` raises. Nothing is believed
-        after that: send what is due, and close the connection.
+        after that, nor returned of the same `data`: send what is due, and close the connection.
         """
+        if self.state is State.CLOSED:
+            raise AuthenticationFailed("the link is closed")
         try:
             return [part for content in self.frames.feed(data) for part in self._take_in(content)]
         except WireError as error:  # on its way a length may be changed, too
@@ -119,12 +122,13 @@ class Session:
 
     def _take_in(self, content: bytes) -> list[bytes]:
         if not self.is_open:
-            return self._converse(content)
+            self._converse(content)
+            return []
         return [content if self.cipher is None else self.cipher.open(content)]
 
-    def _converse(self, _content: bytes) -> list[bytes]:
-        """Take in a frame before the session is open; return it if it is a payload all the same."""
-        raise AuthenticationFailed("the link is closed")
+    def _converse(self, content: bytes) -> None:
+        """Take in a frame before the session is open."""
+        raise NotImplementedError
 
     def _move(self, target: State) -> None:
         self.state = move(_MOVES, self.state, target)
@@ -150,7 +154,7 @@ class Caller(Session):
         self._hello = _HELLO.pack(_START, identity.kind, is_sealed, nonce) + identity.claim
         self._due.append(frame(self._hello))
 
-    def _converse(self, content: bytes) -> list[bytes]:
+    def _converse(self, content: bytes) -> None:
         _check_start(content)
         size = self._identity.proof_bytes
         answer, proof = content[:-size], content[-size:]
@@ -159,38 +163,29 @@ class Caller(Session):
         self._identity.check(b"answer", said, proof, self.claim)
         self._due.append(frame(self._identity.prove(b"call", said)))
         self._open(self._identity, said, is_caller=True)
-        return []
 
 
 class Answerer(Session):
-    """The end that accepts. With `may_be_clear` the caller may prove nothing, and seal nothing."""
+    """The end that accepts. Tests choose the nonce."""
 
-    def __init__(
-        self, find: Find, *, is_sealed: bool = True, may_be_clear: bool = False, nonce: bytes = b""
-    ) -> None:
+    def __init__(self, find: Find, *, is_sealed: bool = True, nonce: bytes = b"") -> None:
         super().__init__(State.AWAITS_HELLO, is_sealed=is_sealed)
         self.frames.limit_bytes = HELLO_LIMIT_BYTES
         self._find = find
-        self._may_be_clear = may_be_clear
         self._nonce = nonce or secrets.token_bytes(_NONCE_BYTES)
         self._identity: Identity | None = None
         self._said = b""
 
-    def _converse(self, content: bytes) -> list[bytes]:
+    def _converse(self, content: bytes) -> None:
         if self._identity is not None:
             self._identity.check(b"call", self._said, content, self.claim)
             self._open(self._identity, self._said, is_caller=False)
-        elif self._may_be_clear and not content.startswith(_MAGIC):
-            self.is_sealed = False
-            self._move(State.OPEN)
-            return [content]
         else:
             self._identity = self._identified(content)
             self._move(State.AWAITS_PROOF)
             answer = _START + self._nonce + self._identity.answer
             self._said = content + answer
             self._due.append(frame(answer + self._identity.prove(b"answer", self._said)))
-        return []
 
     def _identified(self, hello: bytes) -> Identity:
         """Return what a caller with this hello has to prove."""

@@ -103,7 +103,7 @@ class BodyCheck(Checks):
         self._batch: str | None = None
         """Digest of the present batch, if its shard is compared."""
         self._kept: dict[str, str] = {}
-        """The digests of before the body."""
+        """The digests from before the body."""
         self._state = ""
         """The digest of these for the first shard of the present turn."""
         self._place = (-1, 0)

@@ -9,18 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from muster.contracts.messages.agent import (
-    AgentMessage,
-    CoordinatorMessage,
-    RankExited,
-    RankSpawned,
-    Welcome,
-)
+from muster.contracts.messages.agent import RankExited, RankSpawned, Welcome
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
-from muster.contracts.messages.wire import decode_agent_message, encode
 from muster.contracts.settings.names import PROCESS_TAG
-from muster.links.frames import FrameReader, frame
-from tests.support.agent_stage import order_of
+from tests.support.agent_stage import TOKEN, Conversation, order_of
 from tests.support.installation import without_ours
 
 TIMEOUT_SECONDS = 30.0
@@ -33,24 +25,21 @@ class LoneAgent:
         self.uid = uuid.uuid4().hex
         self.root = root / self.uid
         self.root.mkdir()
-        self._received: list[AgentMessage] = []
-        self._frames = FrameReader()
         with socket.create_server(("127.0.0.1", 0)) as listener:
             listener.settimeout(TIMEOUT_SECONDS)
             host, port = listener.getsockname()
             address = self.root / "coordinator.json"
             address.write_bytes(msgspec.json.encode(CoordinatorAddress(host=host, port=port)))
             self.process = self._start(address)
-            self._connection, _ = listener.accept()
-        self._connection.settimeout(TIMEOUT_SECONDS)
-        self._say(Welcome(epoch=1))
+            connection, _ = listener.accept()
+        self._agent = Conversation(connection, Welcome(epoch=1))
 
     def _start(self, address: Path) -> subprocess.Popen[bytes]:
         assignment = AgentAssignment(
             job_uid=self.uid,
             host="local",
             agent_number=1,
-            token="",
+            token=TOKEN,
             job_root=str(self.root),
             address_file=str(address),
             is_managed=False,
@@ -72,14 +61,12 @@ class LoneAgent:
 
     def start(self, rank: int, attempt: int, *command: str) -> int:
         """Start an attempt; return its pid."""
-        self._say(order_of(self.root, self.uid, command, rank=rank, attempt=attempt))
-        while not isinstance(message := self._receive(), RankSpawned):
-            pass
-        return message.pid
+        self._agent.say(order_of(self.root, self.uid, command, rank=rank, attempt=attempt))
+        return self._agent.receive_of(RankSpawned, rank).pid
 
     def await_exit(self) -> None:
-        while not isinstance(self._receive(), RankExited):
-            pass
+        while not isinstance(message := self._agent.receive(), RankExited):
+            assert message, "the agent hung up"
 
     @property
     def is_running(self) -> bool:
@@ -88,14 +75,4 @@ class LoneAgent:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        self._connection.close()
-
-    def _say(self, message: CoordinatorMessage) -> None:
-        self._connection.sendall(frame(encode(message)))
-
-    def _receive(self) -> AgentMessage:
-        while not self._received:
-            data = self._connection.recv(65536)
-            assert data, "the agent hung up"
-            self._received += map(decode_agent_message, self._frames.feed(data))
-        return self._received.pop(0)
+        self._agent.close()

@@ -29,16 +29,22 @@ def back_up(environment: dict[str, str], copy: Path) -> subprocess.CompletedProc
 
 
 @pytest.mark.parametrize("mode", ["independent", "synchronous"])
-def test_a_restored_backup_ends_with_the_same_bits(
+def test_a_private_backup_is_restored_with_the_same_bits(
     tmp_path: Path, dataset_dir: Path, undisturbed: Undisturbed, mode: str
 ) -> None:
     with Installation(tmp_path, DATASET_DIR=str(dataset_dir)) as original:
         job_id = original.submit(mode=mode, **LONG)
         original.wait_until(job_id, lambda seen: seen["checkpoints_saved"] > 2)
-        done = back_up(original.environment, tmp_path / "copy.db")
+        copy = tmp_path / "copy.db"
+        done = back_up(original.environment, copy)
         assert done.returncode == 0, done.stderr
         listed = msgspec.json.decode(done.stdout)
         assert listed["checkpoints"] == [str(original.checkpoint_dir)]
+        content = copy.read_bytes()
+        assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+        again = back_up(original.environment, copy)
+        assert (again.returncode, again.stdout, copy.read_bytes()) == (1, "", content)
+        assert "File exists" in again.stderr
         for death in range(DEATHS):
             original.kill(job_id, 0)
             original.wait_until(job_id, restarts(death + 1))
@@ -46,7 +52,7 @@ def test_a_restored_backup_ends_with_the_same_bits(
         original.forget_jobs()
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "data").mkdir(parents=True)
-    (tmp_path / "copy.db").rename(elsewhere / "data" / "muster.db")
+    copy.rename(elsewhere / "data" / "muster.db")
     if mode == "independent":  # the other copy is a new node
         shutil.copy2(*listed["node"], elsewhere / "data")
     with Installation(elsewhere, CHECKPOINT_DIR=str(original.checkpoint_dir)) as restored:
@@ -55,19 +61,10 @@ def test_a_restored_backup_ends_with_the_same_bits(
         assert bits(restored, job_id) == undisturbed(mode=mode, **LONG)
 
 
-def test_a_backup_is_private_and_replaces_no_file(tmp_path: Path) -> None:
+def test_there_is_nothing_to_back_up_before_the_first_start(tmp_path: Path) -> None:
     copy = tmp_path / "copy.db"
-    environment = {"MUSTER_DATA_DIR": str(tmp_path / "data")}
-    missing = back_up(environment, copy)
+    missing = back_up({"MUSTER_DATA_DIR": str(tmp_path / "data")}, copy)
     assert (missing.returncode, copy.exists()) == (1, False)
-    with Installation(tmp_path):
-        assert back_up(environment, copy).returncode == 0
-        content = copy.read_bytes()
-        assert stat.S_IMODE(copy.stat().st_mode) == 0o600
-        again = back_up(environment, copy)
-    assert (again.returncode, again.stdout) == (1, "")
-    assert "File exists" in again.stderr
-    assert copy.read_bytes() == content
 
 
 def test_another_kind_of_database_is_left_to_its_own_tool(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import IO
 
 import pytest
 
+from cli.services.foreground import ONE_REQUEST_SECONDS
 from cli.services.signals import END_SIGNALS
 from muster.contracts.settings.paths import DataDir
 from tests.support.installation import DEADLINE_SECONDS, await_value
@@ -38,20 +39,13 @@ def test_a_script_runs_on_all_ranks_and_what_they_print_is_shown(terminal: Termi
     assert "muster: the job is COMPLETED" in output
 
 
-def test_what_follows_the_script_is_the_scripts(terminal: Terminal) -> None:
-    name = script(terminal, "import sys; print(sys.argv[1:])")
-    code, output = terminal.run(*RUN, name, "--", "--help", "-n", "4", "--", "x y")
-    assert code == 0, output
-    assert "[0] ['--help', '-n', '4', '--', 'x y']\n" in output
-
-
-def test_a_script_has_the_environment_of_the_shell(terminal: Terminal) -> None:
-    name = script(terminal, "import os; print(os.environ['HF_TOKEN'])")
+def test_what_follows_the_script_and_the_environment_are_its_own(terminal: Terminal) -> None:
+    name = script(terminal, "import os, sys; print(sys.argv[1:], os.environ['HF_TOKEN'])")
     # Of a service it would be for those jobs that ask for it.
     lent = {"MUSTER_SECRET_ENV": "HF_TOKEN", "HF_TOKEN": "of this shell"}
-    code, output = terminal.run(*RUN, name, **lent)
+    code, output = terminal.run(*RUN, name, "--", "--help", "-n", "4", "--", "x y", **lent)
     assert code == 0, output
-    assert "[0] of this shell\n" in output
+    assert "[0] ['--help', '-n', '4', '--', 'x y'] of this shell\n" in output
 
 
 def test_a_gang_is_started_again_as_a_whole(terminal: Terminal) -> None:
@@ -188,36 +182,36 @@ def flooding(terminal: Terminal, stderr: IO[str] | int) -> Iterator[subprocess.P
         os.close(writing)
 
 
-@pytest.mark.parametrize("number", END_SIGNALS)
-def test_an_interrupted_job_leaves_no_process_and_resumes_by_id(
-    terminal: Terminal, number: signal.Signals
-) -> None:
+def test_an_interrupted_job_leaves_no_process_and_resumes_by_id(terminal: Terminal) -> None:
     name = script(
         terminal,
         "import os, signal\n"
         "before = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
         "print('start', before, flush=True)\n"
-        "if before == '0': signal.pause()\n",
+        f"if before != '{len(END_SIGNALS)}': signal.pause()\n",
     )
-    first = terminal.start(*RUN, "-n", "2", "--job-id", "mine", name)
-    assert first.stdout is not None
-    next(line for line in first.stdout if "start 0" in line)
-    first.send_signal(number)
-    output, _ = first.communicate(timeout=DEADLINE_SECONDS)
-    assert first.returncode == 130, output
-    assert "the same command with --job-id mine goes on" in output
-    assert "muster: interrupted; ranks checkpoint and exit" in output
-    assert "service" not in output
-    assert not terminal.left_running()
+    words = (*RUN, "-n", "2", "--job-id", "mine")
     ended = DataDir(terminal.directory / "data").foreground("mine").ended
-    assert not ended.exists()
-    code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", "true")
+    for count, number in enumerate(END_SIGNALS):
+        run = terminal.start(*words, name)
+        assert run.stdout is not None
+        for _ in range(2):
+            next(line for line in run.stdout if f"start {count}" in line)
+        run.send_signal(number)
+        output, _ = run.communicate(timeout=DEADLINE_SECONDS)
+        assert run.returncode == 130, output
+        assert "the same command with --job-id mine goes on" in output
+        assert "muster: interrupted; ranks checkpoint and exit" in output
+        assert "service" not in output
+        assert not terminal.left_running()
+        assert not ended.exists()
+    code, output = terminal.run(*words, "true")
     assert code == 6
     assert "mine was started with another command and is not finished" in output
-    code, output = terminal.run(*RUN, "-n", "2", "--job-id", "mine", name)
+    code, output = terminal.run(*words, name)
     assert code == 0, output
-    assert "start 0" not in output, "that was shown before"
-    assert all(f"[{rank}] start 1" in output for rank in range(2))
+    starts = {line for line in output.splitlines() if "] start " in line}
+    assert starts == {f"[{rank}] start {len(END_SIGNALS)}" for rank in range(2)}, "shown before"
     assert ended.exists()
 
 
@@ -267,19 +261,8 @@ DEAF = (
 )
 
 
-def test_a_second_interrupt_kills_the_ranks(terminal: Terminal) -> None:
-    words = ("run", script(terminal, DEAF))
-    with Screen(*words, environment=terminal.environment, directory=terminal.directory) as screen:
-        screen.see("it is deaf")
-        screen.type("\x03")
-        screen.see("interrupted; ranks checkpoint and exit")
-        screen.type("\x03")
-        assert screen.end() == 130
-    assert not terminal.left_running()
-
-
 @pytest.mark.parametrize(("text", "code"), [("", 0), (DEAF, 130)])
-def test_interrupts_while_the_services_end_print_nothing(
+def test_a_second_interrupt_kills_ranks_and_more_print_nothing(
     terminal: Terminal, text: str, code: int
 ) -> None:
     words = ("run", script(terminal, text))
@@ -288,6 +271,7 @@ def test_interrupts_while_the_services_end_print_nothing(
             screen.see("it is deaf")
             screen.type("\x03")
             screen.see("interrupted; ranks checkpoint and exit")
+            time.sleep(ONE_REQUEST_SECONDS)  # a signal before that is of the same request
             screen.type("\x03")
         screen.see("logs: ")
         with suppress(OSError):  # the terminal's other end is closed
@@ -296,6 +280,7 @@ def test_interrupts_while_the_services_end_print_nothing(
                 time.sleep(0.01)
         assert screen.end() == code, screen.written
     assert "Traceback" not in screen.written
+    assert not terminal.left_running()
 
 
 def test_a_killed_run_leaves_nothing_running(terminal: Terminal) -> None:
@@ -306,13 +291,10 @@ def test_a_killed_run_leaves_nothing_running(terminal: Terminal) -> None:
     await_value(lambda: not terminal.left_running(), str)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_with_unread_output_ends_on_request(
-    terminal: Terminal, number: signal.Signals
-) -> None:
+def test_a_run_with_unread_output_ends_on_request(terminal: Terminal) -> None:
     remarks = terminal.directory / "remarks"
     with remarks.open("w") as stderr, flooding(terminal, stderr) as run:
-        run.send_signal(number)
+        run.send_signal(signal.SIGINT)
         assert run.wait(DEADLINE_SECONDS) == 130
     said = remarks.read_text()
     assert "muster: logs: " in said

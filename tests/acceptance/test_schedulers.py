@@ -77,9 +77,9 @@ def test_a_job_that_is_taken_away_is_replaced(
 ) -> None:
     job_id = installation.submit(**ENDLESS, **scheduler.fields)
     installation.wait_until(job_id, trains(10))
-    scheduler.take_away(next(it for it in scheduler.jobs() if it.endswith("-2-g1")))
+    scheduler.take_away(next(it for it in scheduler.jobs() if it.endswith("-2-a1")))
     await_value(
-        lambda: any(it.endswith("-2-g2") for it in scheduler.jobs()),
+        lambda: any(it.endswith("-2-a2") for it in scheduler.jobs()),
         lambda: installation.describe(job_id),
     )
     step = installation.see(job_id)["step"]
@@ -131,7 +131,7 @@ def test_a_killed_agent_leaves_nothing_and_is_replaced(
     agent = next(pid for pid, tag in installation.all_tags().items() if tag == "agent")
     os.kill(agent, signal.SIGKILL)
     await_value(
-        lambda: any(it.endswith("-g2") for it in scheduler.jobs()),
+        lambda: any(it.endswith("-a2") for it in scheduler.jobs()),
         lambda: installation.describe(job_id),
     )
     step = installation.see(job_id)["step"]

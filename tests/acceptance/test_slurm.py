@@ -69,10 +69,10 @@ def test_an_agent_that_must_leave_saves_and_gets_another_job(
 ) -> None:
     job_id = installation.submit(**ENDLESS_JOB)
     seen = installation.wait_until(job_id, trains(10))
-    name = next(name for name in slurm.jobs() if "slurm-2-g1" in name)
+    name = next(name for name in slurm.jobs() if "slurm-2-a1" in name)
     slurm.run("scancel", "--batch", "--signal=USR1", slurm.id_of(name))
     await_value(
-        lambda: any("slurm-2-g2" in name for name in slurm.jobs()),
+        lambda: any("slurm-2-a2" in name for name in slurm.jobs()),
         lambda: installation.describe(job_id),
     )
     installation.wait_until(job_id, trains(seen["step"] + 100))
@@ -119,7 +119,7 @@ def test_a_sweep_cancels_what_no_job_here_owns(
     installation: ClusterInstallation, slurm: Slurm
 ) -> None:
     installation.wait_until(installation.submit(**ENDLESS_JOB), trains(10))
-    ours, left = slurm.jobs(), "muster-feed-slurm-1-g1"
+    ours, left = slurm.jobs(), "muster-feed-slurm-1-a1"
     slurm.run("sbatch", "--hold", f"--job-name={left}", "--output=/dev/null", "--wrap=true")
     listed = muster(installation, "engines", "sweep", "-o", "name")
     assert (listed.returncode, listed.stdout) == (0, f"{left}\n"), listed.stderr
@@ -197,7 +197,7 @@ def test_a_killed_parent_takes_its_agent_along(
     os.kill(int(parent), signal.SIGKILL)
     await_value(lambda: not Path(f"/proc/{agent}").exists(), lambda: f"{installation.all_tags()}")
     await_value(
-        lambda: any(name.endswith("-g2") for name in slurm.jobs()),
+        lambda: any(name.endswith("-a2") for name in slurm.jobs()),
         lambda: installation.describe(job_id),
     )
     step = installation.see(job_id)["step"]

@@ -60,7 +60,7 @@ def test_torch_program_has_the_same_bits_after_a_kill_and_scaling(
 ) -> None:
     program = f"{EXAMPLES}/torch_program.py:Net"
     fields = {"mode": "synchronous", "program": program, "dataset_dir": points, "epochs": 5}
-    calm = installation.submit(**fields, world_size=1)
+    calm = installation.submit(**fields, world_size=1, spare_ranks=0)
     job_id = installation.submit(**fields, world_size=2, max_workers=3, sleep_sec=0.1)
     installation.wait_until(job_id, lambda seen: seen["step"] > 5 and seen["workers"][1]["pid"])
     installation.kill(job_id, 1)

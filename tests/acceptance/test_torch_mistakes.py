@@ -262,19 +262,27 @@ MISTAKES_OF_JOBS = {
     "knows its rank": (KNOWS_ITS_RANK, {"epochs": 2000}, "and for run.rank or run.is_main"),
     "keeps what a restart loses": (
         ALL_DIE_ONCE,
-        {"epochs": 2000, "checkpoint_every": 2},
+        {"epochs": 2000, "checkpoint_every": 2, "spare_ranks": 1},
         "differently from the process that saved the state: the loss depends on",
     ),
-    "keeps what a hook changes": (DIES_ONCE, {"epochs": 2000}, "neither in run.values"),
-    "leaves the loop": (MISTAKES["leaves the loop"][0], {}, "left before training was complete"),
+    "keeps what a hook changes": (
+        DIES_ONCE,
+        {"epochs": 2000, "spare_ranks": 1},
+        "neither in run.values",
+    ),
+    "leaves the loop": (
+        MISTAKES["leaves the loop"][0],
+        {"world_size": 1},
+        "left before training was complete",
+    ),
     "is not elastic": (
         "",
-        {"mode": "independent"},
+        {"mode": "independent", "world_size": 1},
         "submit or run it with --elastic",
     ),
     "raises after the loop": (
         f"{TRAINS}\nraise OSError('disk full')",
-        {},
+        {"world_size": 1},
         "the script raised OSError: disk full after the loop, and so did its process",
     ),
     "changes one rank": (
@@ -295,7 +303,7 @@ def test_a_mistake_fails_the_job(installation: Installation, tmp_path: Path, mis
     begins = {True: SMALL.rpartition("run =")[0], False: SMALL}
     (tmp_path / "train.py").write_text(begins["run = " in body] + body)
     fields = {**fields, "command": [sys.executable, "train.py"], "working_dir": str(tmp_path)}
-    job_id = submit(installation, 2, spare_ranks=1, **fields)
+    job_id = submit(installation, **{"world_size": 2, **fields})
     assert sentence in installation.fail(job_id)["message"]
 
 

@@ -31,7 +31,7 @@ class Printer:
         self._order = decode_coordinator_message(order)
         self.server: AgentServer
 
-    def token_sha256(self, claim: AgentHello | AgentClaim) -> str | None:
+    def token_sha256(self, claim: AgentHello | AgentClaim, **_where: bool) -> str | None:
         is_known = claim.job_uid == self._expected.job_uid
         return sha256_of(self._expected.token) if is_known else None
 

@@ -39,9 +39,12 @@ from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings.environ import Assignment, HostPlace, process_tag, rank_environment
 from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.paths import JobFiles
+from muster.contracts.token import sha256_of
 from muster.host.containment import tagged_processes
 from muster.host.limits import ShellLimits
-from muster.links.frames import FrameReader, frame
+from muster.links.frames import CONTROL_FRAME_LIMIT_BYTES, frame
+from muster.links.identity import job_identity
+from muster.links.session import Answerer
 from tests.support.installation import await_value, without_ours
 
 DEADLINE_SECONDS = 30.0
@@ -51,14 +54,22 @@ AGENT = ("-m", "worker.agent")
 AGENT_NUMBER = 7
 """Of every agent of a stage."""
 
+TOKEN = "a token"  # noqa: S105  no secret: a test is the only one to be convinced
+
 
 class Conversation:
-    """One connection of the agent, as its coordinator sees it."""
+    """One connection of the agent, as its coordinator sees it: that has proved itself."""
 
     def __init__(self, connection: socket.socket, *first_words: CoordinatorMessage) -> None:
         self._connection = connection
         self._connection.settimeout(DEADLINE_SECONDS)
-        self._frames = FrameReader()
+        self._session = Answerer(
+            lambda claim: job_identity(claim, sha256_of(TOKEN)), is_sealed=False
+        )
+        while not self._session.is_open:
+            self._session.receive(connection.recv(self._session.frames.missing_bytes))
+            connection.sendall(self._session.take())
+        self._session.frames.limit_bytes = CONTROL_FRAME_LIMIT_BYTES
         self._received: list[AgentMessage] = []
         self.say(*first_words)
 
@@ -87,7 +98,7 @@ class Conversation:
                 return None
             if not data:
                 return None
-            self._received += map(decode_agent_message, self._frames.feed(data))
+            self._received += map(decode_agent_message, self._session.receive(data))
         return self._received.pop(0)
 
     def receive_of(self, kind: type[AgentMessage], rank: int) -> AgentMessage:
@@ -139,7 +150,7 @@ class Stage:
             job_uid=self.uid,
             host=self.host,
             agent_number=AGENT_NUMBER,
-            token="a token",  # noqa: S106  no secret: this test is the only one to be convinced
+            token=TOKEN,
             job_root=str(self.files.root),
             address_file=str(self._address),
             is_managed=is_managed,

@@ -227,7 +227,7 @@ class Host:
         self._agent = agent
         self._directories = JobDirectories(own=own, inherited=None)
 
-    def token_sha256(self, _claim: AgentClaim) -> str:
+    def token_sha256(self, _claim: AgentClaim, **_where: bool) -> str:
         return sha256_of(self._agent.token)
 
     def checkpoint_directories(self, _claim: AgentClaim) -> JobDirectories:

@@ -49,7 +49,7 @@ def agent_pod(options: Mapping[str, Any] | None = None) -> dict[str, Any]:
         coordinator=address,
     )
     spec = JobSpec(engine="kubernetes", engine_options=dict(options))
-    return pod("muster-u-kubernetes-1-g1", order, spec)
+    return pod("muster-u-kubernetes-1-a1", order, spec)
 
 
 def containers_of(spec: dict[str, Any]) -> list[dict[str, Any]]:
@@ -93,10 +93,10 @@ def test_an_agent_gets_what_its_options_ask_for() -> None:
 
 
 def test_a_long_name_of_a_pod_is_cut_and_stays_unique() -> None:
-    names = [pod_name(f"muster-{'u' * 60}-g{number}") for number in range(20)]
+    names = [pod_name(f"muster-{'u' * 60}-a{number}") for number in range(20)]
     assert len({*names}) == len(names)
     assert all(len(it) == 63 for it in names)
-    assert pod_name("muster-u-kubernetes-1-g1") == "muster-u-kubernetes-1-g1"
+    assert pod_name("muster-u-kubernetes-1-a1") == "muster-u-kubernetes-1-a1"
 
 
 def test_everything_is_in_one_namespace() -> None:

@@ -4,7 +4,6 @@ The agent's may be lost at any time. Nothing is queued meanwhile: on every new c
 sends its whole state again.
 """
 
-import select
 import selectors
 import socket
 import time
@@ -25,11 +24,11 @@ from muster.contracts.messages.attach import JoinOrder
 from muster.contracts.messages.wire import decode_coordinator_message, encode
 from muster.contracts.token import sha256_of
 from muster.host.files import read_coordinator_address
-from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user
+from muster.host.peers import SEND_TIMEOUT_SECONDS
 from muster.links.blocking import BlockingLink
 from muster.links.identity import Identity, job_identity
 from muster.links.selecting import SelectingLink
-from muster.links.session import Caller, Session
+from muster.links.session import Caller
 from muster.runtime.stderr_messages import LastMessage, print_stderr
 
 RETRY_SECONDS: Final = 0.5
@@ -94,7 +93,7 @@ class CoordinatorLink:
             is_sealed = self._assignment.is_remote or address.is_remote
             self._link = SelectingLink(
                 address.place,
-                Caller(_identity(self._assignment)) if is_sealed else Session(),
+                Caller(_identity(self._assignment), is_sealed=is_sealed),
                 self._selector,
                 decode_coordinator_message,
                 self._on_message,
@@ -118,17 +117,11 @@ class CoordinatorLink:
         """
         return self._file.has_changed or (not self.is_open and time.monotonic() >= self._retry_at)
 
-    @property
-    def is_authentic(self) -> bool:
-        """Whether the peer has proved itself, or its process belongs to our user.
-
-        Any user can bind a freed port.
-        """
-        link = self._link
-        return link is not None and (link.is_sealed or is_same_user(link.socket))
-
     def send(self, message: AgentMessage) -> None:
-        """Send now or as soon as there is room; dropped without a connection."""
+        """Send once the coordinator has proved itself: any user can bind a freed port.
+
+        Dropped without a connection.
+        """
         if self._link is not None:
             self._link.send(encode(message))
 
@@ -162,8 +155,7 @@ class ThreadLink(BlockingLink):
         self.open()
 
     def has_news(self, seconds: float) -> bool:
-        """Wait, at most until something has come; return whether it has."""
-        if select.select([self._socket], [], [], seconds)[0]:
+        if super().has_news(seconds):
             return True
         self._check_file()
         return False

@@ -4,9 +4,9 @@ It has a connection of its own: the lines of all ranks delay no heartbeat. It te
 the files, so nothing is lost with it: its successor, or itself on the next connection, first gets
 what the coordinator has.
 
-The agent notes each truncation of a log in its time index (`worker.coordinator.log_index`).
-Between both the sender may mistake new lines for the continuation of old ones: once it sees the
-note, it sends the log anew. Of each log, bytes go before the time marks that cover them.
+The agent notes each truncation of a log in its time index (`worker.ranks.log_index`).
+Until that note, the sender may mistake new lines for the continuation of old ones; once it sees
+the note, it sends the log anew. Of each log, bytes go before the time marks that cover them.
 """
 
 import os
@@ -40,10 +40,10 @@ from muster.links.reconnect import LINK_ERRORS, Reconnect
 from muster.logs.log_file import open_log
 from worker.coordinator.link import AddressFile, ThreadLink
 
-PASS_SECONDS: Final = 0.25  # between two looks at all files, as often as the agent notes times
-PAUSE_FACTOR: Final = 10  # with many files a look takes longer, and its pause so many times that
+PASS_SECONDS: Final = 0.25  # between two passes over all files, as often as the agent notes times
+PAUSE_FACTOR: Final = 10  # with many files a pass takes longer, and its pause so many times that
 
-BATCH_BYTES: Final = 4 * PART_BYTES  # sent before what came before must have been kept
+BATCH_BYTES: Final = 4 * PART_BYTES  # may be sent and not kept yet
 RETRY_SECONDS: Final = 0.5
 
 
@@ -67,7 +67,7 @@ class Channel:
         return sizes
 
     def send(self, message: SenderMessage) -> None:
-        """Send; returns after a while only once what was sent before is kept."""
+        """Send; after every `BATCH_BYTES` return only once all of them are kept."""
         self._link.send(encode(message))
         if isinstance(message, LogPart):
             self._unkept_bytes += len(message.data) + 1

@@ -46,7 +46,7 @@ from muster.contracts.settings.names import ATTEMPT_VARIABLES, PROCESS_TAG, SPAR
 from muster.host.containment import is_contained, kill_attempt, tagged_processes
 from muster.host.peers import name_senders, receive_from
 from muster.host.processes import ProcessorWait, identify, running_in_group, send_signal
-from worker.coordinator.log_index import LogIndex
+from worker.ranks.log_index import LogIndex
 from worker.ranks.process import (
     UNKNOWN_EXIT,
     AdoptedProcess,
@@ -281,7 +281,7 @@ class RankProcess:
     def starved_seconds(self, pulse_seconds: float) -> float:
         """Return for how long it got no processor since its heartbeat is late, or it was killed.
 
-        0 for a rank that is on time: a look reads a file for each thread.
+        0 for a rank that is on time: a check reads a file for each thread.
         """
         is_late = time.monotonic() >= self._seen_at + LATE_PULSES * pulse_seconds
         if is_late and self._wait is None and self.trainer and not self.trainer.has_exited():

@@ -43,11 +43,11 @@ from muster.host.trace import stamp
 from muster.program import InvalidProgram
 from muster.runtime.agent_sockets import is_replaced, newest_socket
 from muster.runtime.stderr_messages import print_stderr
-from worker.coordinator.log_index import LOGS_FULL, TRUNCATED, LogIndex, discard_oldest_lines
 from worker.ranks.containment import reap_zombies
 from worker.ranks.exits import ExitLog, RankExit
 from worker.ranks.gpus import RankGpus
 from worker.ranks.listener import ChannelReader, ReconnectListener
+from worker.ranks.log_index import LOGS_FULL, TRUNCATED, LogIndex, discard_oldest_lines
 from worker.ranks.process import AdoptedProcess, ProcessHandle
 from worker.ranks.rank import RankProcess
 from worker.ranks.spares import SpareRanks

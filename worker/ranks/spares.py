@@ -25,7 +25,7 @@ from muster.contracts.settings.names import (
     SPARE_RANK,
 )
 from muster.program import InvalidProgram
-from worker.coordinator.log_index import LogIndex
+from worker.ranks.log_index import LogIndex
 from worker.ranks.rank import RankProcess
 from worker.ranks.start import Starter
 

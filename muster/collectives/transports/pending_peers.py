@@ -117,11 +117,13 @@ class PendingPeers:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, ConnectionError):  # a client may have left already
                 return
-            if is_same_user(connection, or_remote=True):
-                self._pending[connection.fileno()] = PendingPeer(
-                    connection, self._answer(connection)
-                )
-            else:
+            # `_answer` asks for both addresses, and a client that has left has none.
+            with contextlib.suppress(OSError):
+                if is_same_user(connection, or_remote=True):
+                    self._pending[connection.fileno()] = PendingPeer(
+                        connection, self._answer(connection)
+                    )
+            if connection.fileno() not in self._pending:
                 connection.close()
             if len(self._pending) > self._limit:
                 self._drop(next(iter(self._pending)))

@@ -9,11 +9,13 @@ import errno
 import ipaddress
 import math
 import socket
-import struct
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
 
 from muster.collectives.backend import ON_WAIT_SECONDS, TIMEOUT_SECONDS, OnWait
 from muster.collectives.deadline import Deadline
@@ -36,8 +38,6 @@ Address: TypeAlias = tuple[str, int]
 CONNECT_SECONDS: Final = 1.0
 """Timeout of one connection attempt; attempts repeat until the deadline. `on_wait` is not called
 meanwhile."""
-
-_ENDPOINT: Final = struct.Struct("<46sHH")  # the longest numeric address, a port, a host's number
 
 
 class Endpoint(NamedTuple):
@@ -116,6 +116,7 @@ class _Rendezvous:
         rank = self._own.rank
         try:
             if endpoints is not None:
+                self._set_hosts(endpoints)
                 address = endpoints[rank][:2]
             elif rank:
                 # Where rank 0 is reached from, the others reach this rank.
@@ -123,6 +124,7 @@ class _Rendezvous:
             with listener or _listen(address) as bound:
                 if endpoints is None:
                     endpoints = self._register(bound) if rank else self._send_endpoints(bound)
+                    self._set_hosts(endpoints)
                 for peer in range(rank):
                     if peer not in self._connections:
                         self._call(peer, endpoints[peer][:2])
@@ -133,7 +135,11 @@ class _Rendezvous:
             for connection in self._connections.values():
                 connection.close()
             raise
-        return Connections(streams, tuple(endpoint.host_number for endpoint in endpoints))
+        return Connections(streams, self._own.hosts)
+
+    def _set_hosts(self, endpoints: Sequence[Endpoint]) -> None:
+        hosts = tuple(endpoint.host_number for endpoint in endpoints)
+        self._own = replace(self._own, hosts=hosts)
 
     def _stream(self, peer: int) -> Stream:
         """Tune a connection, and seal it unless it stays on this host."""
@@ -172,19 +178,22 @@ class _Rendezvous:
             host = address if must_seal(connection) else ""
             hosts += [host] * (host not in hosts)
             endpoints.append(Endpoint(address, port, hosts.index(host)))
-        table = b"".join(_ENDPOINT.pack(host.encode(), *numbers) for host, *numbers in endpoints)
-        for connection in self._connections.values():
-            connection.sendall(table)
+        for rank, connection in self._connections.items():
+            session = self._sessions[rank]
+            # Sealed between hosts: it decides who sums with whom.
+            session.send(msgspec.msgpack.encode(endpoints))
+            connection.sendall(session.take())
         return endpoints
 
     def _register(self, listener: socket.socket) -> list[Endpoint]:
         """Register at rank 0; return the endpoints of all ranks once all have registered."""
         self._handshake(0, listener.getsockname()[1])
-        table = self._read(0, _ENDPOINT.size * self._own.world_size)
-        return [
-            Endpoint(host.rstrip(b"\0").decode(), port, number)
-            for host, port, number in _ENDPOINT.iter_unpack(table)
-        ]
+        while not (tables := self._receive(0)):
+            pass
+        try:
+            return msgspec.msgpack.decode(tables[0], type=list[Endpoint])
+        except msgspec.DecodeError as error:
+            raise PeerRefused(f"rank 0 sent no addresses: {error}. Install one Muster") from error
 
     def _call(self, rank: int, address: Address) -> None:
         """Connect to a rank and run the handshake."""
@@ -192,7 +201,7 @@ class _Rendezvous:
             connection = self._connect(rank, address)
             try:
                 self._handshake(rank, 0)
-            except (PeerRefused, ConnectionError):
+            except (PeerRefused, OSError):
                 if self._unreachable_seconds == math.inf:
                     raise
                 connection.close()
@@ -208,7 +217,7 @@ class _Rendezvous:
             self._deadline.check()
             try:
                 limit_seconds = min(CONNECT_SECONDS, self._deadline.left_seconds)
-                connection = socket.create_connection(address, limit_seconds or CONNECT_SECONDS)
+                connection = _connect(address, limit_seconds or CONNECT_SECONDS)
             except OSError as error:
                 if time.monotonic() >= until:
                     place = f"{address[0]}:{address[1]}"
@@ -218,11 +227,7 @@ class _Rendezvous:
                     raise  # a name that does not exist, in contrast to a rank that is not up yet
                 time.sleep(ON_WAIT_SECONDS)
                 continue
-            if connection.getsockname() == connection.getpeername():
-                connection.close()  # a TCP self-connect: no process listened on this ephemeral port
-                continue
             self._connections[rank] = connection
-            _tune(connection)
             connection.settimeout(ON_WAIT_SECONDS)
             return connection
 
@@ -233,11 +238,8 @@ class _Rendezvous:
             self._own, rank, port, is_sealed=must_seal(connection)
         )
         connection.sendall(session.take())
-        try:
-            while not session.is_open:
-                session.receive(self._read(rank, session.frames.missing_bytes))
-        except AuthenticationFailed as error:
-            raise PeerRefused(f"rank {rank} is refused: {error}") from error
+        while not session.is_open:
+            self._receive(rank)
         connection.sendall(session.take())
         # Now, as the kernel knows whose the other end is once it has been accepted.
         if not is_same_user(connection, or_remote=True):
@@ -245,6 +247,14 @@ class _Rendezvous:
                 f"a process of another user listens at {connection.getpeername()[:2]}: "
                 "choose another port"
             )
+
+    def _receive(self, rank: int) -> list[bytes]:
+        """Take in what comes next, of the handshake or behind it; return what it completes."""
+        session = self._sessions[rank]
+        try:
+            return session.receive(self._read(rank, session.frames.missing_bytes))
+        except AuthenticationFailed as error:
+            raise PeerRefused(f"rank {rank} is refused: {error}") from error
 
     def _read(self, rank: int, size_bytes: int) -> bytes:
         data = b""
@@ -260,10 +270,23 @@ class _Rendezvous:
             if not part:
                 raise PeerRefused(
                     f"rank {rank} closed its connection to rank {self._own.rank}: it has another "
-                    "token, generation or world size, or it ended; see its log"
+                    "token, generation, world size or list of addresses, or it ended; see its log"
                 )
             data += part
         return data
+
+
+def _connect(address: Address, limit_seconds: float) -> socket.socket:
+    """Return a tuned connection. Raises OSError, also where the other end has left at once."""
+    connection = socket.create_connection(address, limit_seconds)
+    try:
+        if connection.getsockname() == connection.getpeername():  # a TCP self-connect
+            raise ConnectionRefusedError("no process listens on this ephemeral port")
+        _tune(connection)
+    except OSError:
+        connection.close()
+        raise
+    return connection
 
 
 def must_seal(connection: socket.socket) -> bool:

@@ -13,7 +13,8 @@ from typing import Final
 from muster.collectives.errors import PeerRefused
 from muster.collectives.transports.streams import SocketStream, beginning_of
 from muster.contracts.errors import AuthenticationFailed
-from muster.links.sealing import TAG_BYTES, Cipher
+from muster.links.frames import TAG_BYTES
+from muster.links.sealing import Cipher
 
 RECORD_BYTES: Final = 256 << 10
 """The most of a record before it is sealed."""

@@ -107,10 +107,10 @@ def agent_job_name(job_uid: str, host: str, agent_number: int) -> str:
 
 def agent_job_prefix(job_uid: str, host: str) -> str:
     """Return how the names of a host's agents begin; the agent's number follows."""
-    return f"muster-{job_uid}-{host}-g"
+    return f"muster-{job_uid}-{host}-a"
 
 
 def uid_in(agent_job_name: str) -> str | None:
     """Return the uid of the job to which an agent belongs; None if the name is no agent's."""
-    found = re.fullmatch(r"muster-([^-]+)-.+-g[0-9]+", agent_job_name)
+    found = re.fullmatch(r"muster-([^-]+)-.+-a[0-9]+", agent_job_name)
     return found[1] if found else None

@@ -5,14 +5,18 @@ from typing import Annotated, TypeAlias
 import msgspec
 
 from muster.contracts.interpreter import PROTOCOL, VERSION
-from muster.contracts.messages.rank import NONCE_BYTES, Message, RankMessage, WorkerGroup
+from muster.contracts.messages.message import Message
+from muster.contracts.messages.rank import NONCE_BYTES, RankMessage, WorkerGroup
 from muster.contracts.rank import Count
 
 # Agent → coordinator
 
 
 class AgentHello(Message, frozen=True, tag="agent_hello"):
-    """First frame of an agent: its identity, and the token that proves it."""
+    """First frame of an agent once both ends have proved themselves.
+
+    The coordinator keeps only the digest of the token: a process that has read it is refused here.
+    """
 
     job_uid: str
     host: str  # as its assignment names it
@@ -52,9 +56,9 @@ Nonce: TypeAlias = Annotated[bytes, msgspec.Meta(min_length=NONCE_BYTES, max_len
 
 
 class AgentClaim(_FirstFrame, frozen=True, tag="agent_claim"):
-    """Which agent a process of another host belongs to: what a link says in clear.
+    """Which agent a process belongs to: what a link says before anything is proved.
 
-    The process proves it by the agent's token, and all that follows is sealed.
+    The process proves it by the agent's token. All that follows from another host is sealed.
     """
 
     agent_number: int

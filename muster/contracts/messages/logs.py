@@ -7,9 +7,9 @@ connection before.
 
 from typing import Annotated, Final, Literal, TypeAlias
 
-import msgspec
 from msgspec import Meta
 
+from muster.contracts.messages.message import Message
 from muster.contracts.rank import Count
 from muster.contracts.settings.paths import LOG_EPOCH_BYTES
 
@@ -21,13 +21,7 @@ Rank = Annotated[int, Meta(ge=0, le=99_999)]  # as many as the names of files ha
 Offset = Annotated[int, Meta(ge=0, le=LOG_EPOCH_BYTES - 1)]  # in the file itself
 
 
-class _Message(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is"
-):
-    """Common shape: immutable, named fields only, tagged."""
-
-
-class LogPart(_Message, frozen=True, tag="log_part"):
+class LogPart(Message, frozen=True, tag="log_part"):
     """`data` goes to `start`, behind which the file ends. An exit record comes whole.
 
     A start before the coordinator's end begins anew: the program has truncated its log.
@@ -42,26 +36,26 @@ class LogPart(_Message, frozen=True, tag="log_part"):
     """Where the oldest bytes of the log begin that were not discarded."""
 
 
-class BatchSent(_Message, frozen=True, tag="log_batch"):
+class BatchSent(Message, frozen=True, tag="log_batch"):
     """Asks for `BatchKept`."""
 
 
-class LogsDrained(_Message, frozen=True, tag="logs_drained"):
+class LogsDrained(Message, frozen=True, tag="logs_drained"):
     """All logs are sent as they were when `DrainLogs` came."""
 
 
-class LogsAtCoordinator(_Message, frozen=True, tag="logs_at_coordinator"):
+class LogsAtCoordinator(Message, frozen=True, tag="logs_at_coordinator"):
     """What the coordinator has: the size of each file that is not empty."""
 
     sizes: tuple[tuple[Rank, Count, Kind, Count], ...]
     is_last: bool  # no more of these messages follow
 
 
-class BatchKept(_Message, frozen=True, tag="log_batch_kept"):
+class BatchKept(Message, frozen=True, tag="log_batch_kept"):
     """Everything before `BatchSent` is in the coordinator's files."""
 
 
-class DrainLogs(_Message, frozen=True, tag="drain_logs"):
+class DrainLogs(Message, frozen=True, tag="drain_logs"):
     """No rank of the host runs: tell when all logs are sent."""
 
 

@@ -7,15 +7,9 @@ import msgspec
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.interpreter import PROTOCOL, VERSION
 from muster.contracts.job.status import Reason
+from muster.contracts.messages.message import Message
 from muster.contracts.rank import Count, Phase, RankProgress
 from muster.contracts.series import Window
-
-
-class Message(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is"
-):
-    """Common shape: immutable, named fields only, tagged."""
-
 
 NONCE_BYTES: Final = 16
 
@@ -239,4 +233,4 @@ class WorkerGroup(Message, frozen=True, omit_defaults=True, tag="worker_group"):
     members: tuple[GroupMember, ...]
     paused: bool  # no step is taken until the next round
     save: bool = False  # a checkpoint was requested: save the present step before the next one
-    exporter: int | None = None  # as members of an earlier group, which has ended, have been told
+    exporter: int | None = None  # the rank that exports, if the loop has ended in an earlier round

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from muster.contracts.job.field_types import StepChoice
 from muster.contracts.messages.assignment import AgentAssignment
+from muster.contracts.messages.message import Message
 from muster.contracts.rank import Count
 from muster.contracts.shards import Position, Reading
 
@@ -25,13 +26,7 @@ Name = Annotated[str, Meta(max_length=128)]
 LocationText = Annotated[str, Meta(max_length=8192)]  # see `location.parse_location`
 
 
-class _Message(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="is"
-):
-    """Common shape: immutable, named fields only, tagged."""
-
-
-class OpenCheckpoints(_Message, frozen=True, tag="open_checkpoints"):
+class OpenCheckpoints(Message, frozen=True, tag="open_checkpoints"):
     """The checkpoints that the following requests are about, and the process that uses them."""
 
     location: LocationText
@@ -48,29 +43,29 @@ class OpenCheckpoints(_Message, frozen=True, tag="open_checkpoints"):
     inherited_step: StepChoice | None = None  # which one of `inherited`; None: the newest
 
 
-class Claim(_Message, frozen=True, tag="claim"):
+class Claim(Message, frozen=True, tag="claim"):
     """Fence older generations."""
 
 
-class FindBest(_Message, frozen=True, tag="find_best"):
+class FindBest(Message, frozen=True, tag="find_best"):
     """Return the metric of the job's best checkpoint as JSON; null without one."""
 
 
-class Restore(_Message, frozen=True, tag="restore"):
+class Restore(Message, frozen=True, tag="restore"):
     """Return arrays and manifest of the newest checkpoint to begin with; nothing without one."""
 
 
-class Witness(_Message, frozen=True, tag="witness"):
+class Witness(Message, frozen=True, tag="witness"):
     """Write the JSON in its memory beside the newest checkpoint."""
 
     json_bytes: Count
 
 
-class ReadWitness(_Message, frozen=True, tag="read_witness"):
+class ReadWitness(Message, frozen=True, tag="read_witness"):
     """Return what was written there; nothing if it is not whole."""
 
 
-class ListGang(_Message, frozen=True, tag="list_gang"):
+class ListGang(Message, frozen=True, tag="list_gang"):
     """Return the `RankCheckpoints` of each rank of a gang, once saves under way are over.
 
     Of an agent, without `OpenCheckpoints`. See `muster.checkpoints.listing.gang_checkpoints`.
@@ -82,7 +77,7 @@ class ListGang(_Message, frozen=True, tag="list_gang"):
     is_inherited: bool
 
 
-class Save(_Message, frozen=True, tag="save"):
+class Save(Message, frozen=True, tag="save"):
     """Make the arrays and the values in its memory durable, as the checkpoint of a step."""
 
     step: Count
@@ -91,13 +86,13 @@ class Save(_Message, frozen=True, tag="save"):
     json_bytes: Count
 
 
-class ListShards(_Message, frozen=True, tag="list_shards"):
+class ListShards(Message, frozen=True, tag="list_shards"):
     """Return the `Listing` of a data set."""
 
     location: LocationText
 
 
-class FetchShard(_Message, frozen=True, tag="fetch_shard"):
+class FetchShard(Message, frozen=True, tag="fetch_shard"):
     """Return the path of a shard's file, see `DataSource.path`."""
 
     location: LocationText
@@ -106,7 +101,7 @@ class FetchShard(_Message, frozen=True, tag="fetch_shard"):
     reading: Reading | None
 
 
-class CountShards(_Message, frozen=True, tag="count_shards"):
+class CountShards(Message, frozen=True, tag="count_shards"):
     """Return the totals of a range of shards."""
 
     location: LocationText
@@ -121,21 +116,21 @@ StorageRequest: TypeAlias = (
 )
 
 
-class Done(_Message, frozen=True, tag="done"):
+class Done(Message, frozen=True, tag="done"):
     """The request was carried out. Its memory, if any, holds a file of arrays and then JSON."""
 
     state_bytes: Count = 0
     json_bytes: Count = 0
 
 
-class StorageFailed(_Message, frozen=True, tag="storage_failed"):
+class StorageFailed(Message, frozen=True, tag="storage_failed"):
     """The request failed with an error of this class."""
 
     error: Name
     message: Sentence
 
 
-class StorageWarned(_Message, frozen=True, tag="storage_warned"):
+class StorageWarned(Message, frozen=True, tag="storage_warned"):
     """A sentence for the user; the request goes on."""
 
     message: Sentence
@@ -153,7 +148,7 @@ CHUNK_BYTES: Final = 1 << 19
 """Most bytes of a frame behind a call or an answer."""
 
 
-class StoreCall(_Message, frozen=True, tag="store_call"):
+class StoreCall(Message, frozen=True, tag="store_call"):
     """Call a method of the `CheckpointStore` in a directory of the coordinator's host."""
 
     location: LocationText
@@ -167,7 +162,7 @@ class StoreCall(_Message, frozen=True, tag="store_call"):
     state_bytes: Count = 0
 
 
-class StoreAnswer(_Message, frozen=True, tag="store_answer"):
+class StoreAnswer(Message, frozen=True, tag="store_answer"):
     """What the method has returned; bytes of that length follow."""
 
     names: tuple[Name, ...] = ()  # of checkpoints

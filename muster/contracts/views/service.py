@@ -44,7 +44,7 @@ class EngineJob(View, frozen=True, kw_only=True):
 
 
 class EngineSweep(View, frozen=True, kw_only=True):
-    """A look at a scheduler. A requested one is done once GET /engines shows its number."""
+    """A check of a scheduler. A requested one is done once GET /engines shows its number."""
 
     number: Annotated[int, doc("Counts the requests.")]
     cancel: Annotated[

@@ -11,7 +11,7 @@ import pytest
 
 from api.dependencies import RESERVE_BYTES
 from database.engine import Database
-from database.schema import HEAD
+from database.tables import HEAD
 from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
 from tests.support.scarcity import filled, small_disk
 

@@ -78,7 +78,7 @@ OF_A_POOLED_RANK: Final[dict[str, Step]] = {
     "is ready": lambda story, rank: story.is_ready(rank),
     "joins the group": lambda story, rank: story.joins_group(rank),
     "joins an earlier round": lambda story, rank: story.joins_group(
-        rank, generation=max(0, story.job.group.round - 1)
+        rank, round_number=max(0, story.job.group.round - 1)
     ),
     "loses a peer": lambda story, rank: story.loses_peer(rank),
     "reports a mismatch": lambda story, rank: story.reports_mismatch(rank, rank + 1),

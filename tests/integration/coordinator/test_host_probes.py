@@ -113,7 +113,7 @@ def test_hosts_that_differ_train_together(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_ended_jobs_leave_nothing_on_a_host_that_is_back(tmp_path: Path) -> None:
-    """Of one the lines are fetched first; the other is deleted meanwhile."""
+    """The logs of one job are fetched first; the other job is deleted meanwhile."""
     with cluster(tmp_path, count=2) as installation:
         host = installation.machines[1]
         script = tmp_path / "shared" / "printing.py"

@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
+from coordinator.agents.launching import AgentStarter
 from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.launchers import remote
 from coordinator.launchers.launcher import NotStarted
@@ -185,7 +186,9 @@ def test_a_silent_host_delays_no_other(tmp_path: Path, monkeypatch: pytest.Monke
     async def check() -> None:
         async with Scene(tmp_path, local) as scene:
             by, silent = scene.launcher(), scene.launcher(by_command(*SILENT))
-            lifecycle = AgentLifecycle(by, {"gpu-box": silent}, settings, holds_lease)
+            lifecycle = AgentLifecycle(
+                AgentStarter(local=by, others={"gpu-box": silent}, settings=settings), holds_lease
+            )
             assignment = scene.assignment()
             agent = await scene.start(by, assignment)
             rows = [AgentRecord(host="gpu-box", agent_number=1, process=agent.record)]

@@ -24,7 +24,7 @@ from muster.host.processes import module_command
 from muster.runtime.storage_client import RemoteCheckpoints, StorageConnection
 from tests.support.installation import await_value, end_of
 from tests.support.storage_processes import session_of
-from worker.coordinator.log_index import LogIndex
+from worker.ranks.log_index import LogIndex
 
 HELLO = AgentHello(job_uid="uid", host="beta", agent_number=1, token="a token")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=7, attempt=0)

@@ -232,12 +232,12 @@ def test_an_exit_is_recorded_before_its_process_is_reaped(
     """An agent that dies in between leaves the record or the zombie."""
     zombies: list[int] = []
 
-    def look_and_write(files: JobFiles, record: ExitRecord) -> None:
+    def check_and_write(files: JobFiles, record: ExitRecord) -> None:
         assert Path(f"/proc/{record.pid}").exists()
         zombies.append(record.pid)
         write_exit_record(files, record)
 
-    monkeypatch.setattr("worker.ranks.exits.write_exit_record", look_and_write)
+    monkeypatch.setattr("worker.ranks.exits.write_exit_record", check_and_write)
     loop.start("raise SystemExit(3)")
     loop.run_until_empty()
     assert loop.reports[-1] == exit_of(0, 0, 3, None)

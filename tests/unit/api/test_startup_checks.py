@@ -13,7 +13,7 @@ from api.startup_checks import (
     run_checks,
 )
 from database.engine import CONNECTIONS_NEEDED, Database
-from database.schema import HEAD
+from database.tables import HEAD
 from database.tokens import Tokens
 from muster.contracts.settings.services import AccessSettings, ServiceSettings
 from muster.contracts.token import Scope

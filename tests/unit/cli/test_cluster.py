@@ -158,7 +158,7 @@ def test_invalid_cluster_is_refused_in_one_sentence(muster: Callable[..., Result
         )
 
 
-LEFT = {"name": "muster-u-slurm-1-g1", "state": "PENDING", "job_id": None}
+LEFT = {"name": "muster-u-slurm-1-a1", "state": "PENDING", "job_id": None}
 
 
 @pytest.mark.parametrize(

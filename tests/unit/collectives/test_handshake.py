@@ -45,6 +45,11 @@ def test_another_group_or_rank_is_refused(changed: dict[str, int]) -> None:
         talk(ONE, replace(ZERO, **changed))
 
 
+def test_ranks_that_count_other_hosts_are_refused() -> None:
+    with pytest.raises(PeerRefused, match="ranks 1 and 0 were given different addresses"):
+        talk(replace(ONE, hosts=(0, 0, 1)), replace(ZERO, hosts=(0, 1, 1)))
+
+
 def test_both_ends_must_see_alike_whether_they_seal() -> None:
     calling, answering = call(ONE, 0, 4711, is_sealed=False), answer(ZERO, is_sealed=True)
     with pytest.raises(AuthenticationFailed, match="there is a relay between them"):

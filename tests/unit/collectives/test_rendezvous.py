@@ -1,4 +1,7 @@
+import pkgutil
+import select
 import socket
+import struct
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -7,18 +10,22 @@ from dataclasses import replace
 
 import pytest
 
+from muster.collectives.deadline import Deadline
 from muster.collectives.errors import PeerRefused, PeerUnreachable, Timeout, TransportFailed
 from muster.collectives.simulated import run_ranks
-from muster.collectives.transports.handshake import Membership
-from muster.collectives.transports.pending_peers import PENDING_LIMIT
-from muster.collectives.transports.rendezvous import Address, Endpoint, rendezvous
+from muster.collectives.transports.handshake import Membership, answer
+from muster.collectives.transports.pending_peers import PENDING_LIMIT, PendingPeers
+from muster.collectives.transports.rendezvous import Address, Endpoint, must_seal, rendezvous
 from muster.collectives.transports.tcp import RingBackend, TcpBackend
 from muster.host.ports import free_port
-from muster.links.frames import frame
+from muster.links.frames import FrameReader, frame
+from muster.links.session import Answerer
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
 TOKEN = b"the group's token"
 SOON = 0.2
+LOOPBACK = "127.0.0.1"
+MODULE = "muster.collectives.transports.rendezvous"
 
 
 def connect(own: Membership, address: Address, **options: object) -> TcpBackend:
@@ -86,6 +93,17 @@ def test_ranks_of_a_list_meet_at_their_own_addresses() -> None:
         backends = list(threads.map(lambda rank: RingBackend(addresses, rank), range(3)))
     assert {backend.hosts for backend in backends} == {(0, 0, 1)}
     all_talk(backends)
+
+
+def test_ranks_whose_lists_name_other_hosts_do_not_meet() -> None:
+    ports = [free_port(), free_port()]
+    lists = [[f"{first}:{ports[0]}", f"127.0.0.1:{ports[1]}"] for first in ("localhost", LOOPBACK)]
+    with ThreadPoolExecutor(1) as threads:
+        zero = threads.submit(RingBackend, lists[0], 0, timeout_seconds=SOON)
+        with pytest.raises(PeerRefused, match="another token, generation, world size or list of"):
+            RingBackend(lists[1], 1)
+        with pytest.raises(Timeout, match="ranks 1 and 0 were given different addresses"):
+            zero.result()
 
 
 STRANGERS: dict[str, Callable[[socket.socket], None]] = {
@@ -168,6 +186,33 @@ def test_impostor_without_the_token_is_refused() -> None:
         thread.join()
 
 
+def pass_one(reader: socket.socket, writer: socket.socket) -> None:
+    """Pass one frame on."""
+    frames = FrameReader()
+    while not (payloads := frames.feed(reader.recv(frames.missing_bytes))):
+        pass
+    writer.sendall(frame(payloads[0]))
+
+
+def test_a_network_cannot_change_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{MODULE}.must_seal", lambda _: True)
+    with listening() as relay, listening() as listener, ThreadPoolExecutor(2) as threads:
+        address = listener.getsockname()
+        zero = threads.submit(connect, member(0, 2), address, listener=listener)
+        one = threads.submit(connect, member(1, 2), relay.getsockname())
+        at_one, _ = relay.accept()
+        with at_one, socket.create_connection(address) as at_zero:
+            pass_one(at_one, at_zero)
+            pass_one(at_zero, at_one)
+            pass_one(at_one, at_zero)
+            table = bytearray(at_zero.recv(4096))
+            table[-1] ^= 1  # the number of rank 1's host, if it is in clear
+            at_one.sendall(table)
+            with pytest.raises(PeerRefused, match="was changed, repeated or lost on the way"):
+                one.result()
+        zero.result().close()
+
+
 @pytest.mark.slow
 def test_missing_rank_times_out() -> None:
     with pytest.raises(Timeout):
@@ -218,6 +263,49 @@ def test_rank_that_is_still_in_another_group_is_called_again() -> None:
         refused, _ = listener.accept()
         refused.close()
         all_talk([meet_at(0, listener), waiting.result()])
+
+
+def reset(own: socket.socket, other: socket.socket) -> None:
+    """Reset a connection at our end, and wait until the other end has noticed."""
+    own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    own.close()
+    poll = select.poll()
+    poll.register(other, 0)
+    poll.poll()
+
+
+@pytest.mark.parametrize("place", ["socket.create_connection", f"{MODULE}.must_seal"])
+def test_rank_that_resets_is_called_again(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_reset = threading.Event()
+    original = pkgutil.resolve_name(place)
+
+    def resetting(*args: object) -> object:
+        result = original(*args) if place.startswith("socket") else None
+        if not is_reset.is_set():
+            reset(listener.accept()[0], result or args[0])
+            is_reset.set()
+        return result or original(*args)
+
+    monkeypatch.setattr(place, resetting)
+    with listening() as listener, ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(meet_at, 1, listener, unreachable_seconds=10.0)
+        assert is_reset.wait(10.0)
+        all_talk([meet_at(0, listener), waiting.result()])
+
+
+def test_client_that_resets_does_not_end_a_rendezvous() -> None:
+    turns = iter(range(3))
+    with listening() as listener:
+        client = socket.create_connection(listener.getsockname())
+
+        def answering(connection: socket.socket) -> Answerer:
+            reset(client, connection)
+            return answer(member(0, 2), is_sealed=must_seal(connection))
+
+        pending = PendingPeers(listener, answering)
+        with pytest.raises(StopIteration):
+            pending.admit({1}, Deadline(10.0, "a rank"), lambda: next(turns))
+    assert client.fileno() == -1
 
 
 def test_taken_address_is_named() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from coordinator.agents import launching
 from coordinator.agents import lifecycle as agent_lifecycle
+from coordinator.agents.launching import AgentStarter
 from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.decide.actions import AgentLost, DismissAgent, JobFailed, Observation
 from coordinator.decide.state.job_end import JobFailure
@@ -92,7 +93,9 @@ def test_waits_of_an_agent_are_observed_while_it_is_late(tmp_path: Path) -> None
     story = Story.running(world_size=1)
     job = TrackedJob(snapshot=story.job, attachment=Attachment(started_at=None))
     observed: list[Observation] = []
-    lifecycle = AgentLifecycle(Sweeper(lambda: None), {}, service_settings(tmp_path), holds_lease)
+    lifecycle = AgentLifecycle(
+        AgentStarter(local=Sweeper(lambda: None), settings=service_settings(tmp_path)), holds_lease
+    )
     lifecycle.observe = lambda _uid, observation: observed.append(observation)
     command = [sys.executable, "-S", "-c", BUSY]
     loop = asyncio.new_event_loop()
@@ -127,7 +130,9 @@ def test_a_lost_agent_is_reported_after_the_sweep(finished: TrackedJob, tmp_path
             assert observation.exit_code == 0
 
     launcher = Sweeper(lambda: happened.append("swept"))
-    lifecycle = AgentLifecycle(launcher, {}, service_settings(tmp_path), holds_lease)
+    lifecycle = AgentLifecycle(
+        AgentStarter(local=launcher, settings=service_settings(tmp_path)), holds_lease
+    )
     lifecycle.observe = observe
     asyncio.run(lifecycle._attend(finished, LOCAL_HOST, serve))  # noqa: SLF001
     assert happened == ["swept", "RankExited", "AgentLost"]
@@ -140,7 +145,9 @@ def test_a_failed_sweep_reports_nothing_and_is_raised(finished: TrackedJob, tmp_
     observed: list[Observation] = []
 
     async def attend() -> None:
-        lifecycle = AgentLifecycle(Sweeper(fail), {}, service_settings(tmp_path), holds_lease)
+        lifecycle = AgentLifecycle(
+            AgentStarter(local=Sweeper(fail), settings=service_settings(tmp_path)), holds_lease
+        )
         lifecycle.raise_error()
         lifecycle.observe = lambda _, it: observed.append(it)
         life = lifecycle._attend(finished, LOCAL_HOST, serve)  # noqa: SLF001
@@ -194,7 +201,10 @@ def lost_elsewhere(
     """Return what is observed of an agent's end there, and what its launcher has done."""
     observed: list[Observation] = []
     launcher = OtherHost()
-    lifecycle = AgentLifecycle(launcher, {ELSEWHERE: launcher}, service_settings(root), holds_lease)
+    lifecycle = AgentLifecycle(
+        AgentStarter(local=launcher, others={ELSEWHERE: launcher}, settings=service_settings(root)),
+        holds_lease,
+    )
     lifecycle.observe = lambda _, it: observed.append(it)
     asyncio.run(lifecycle._attend(job, ELSEWHERE, serve))  # noqa: SLF001
     return observed, launcher.calls
@@ -235,7 +245,9 @@ def test_a_host_that_was_given_up_is_cleaned_also_if_no_agent_starts(
     """The job may end before the host answers again: nothing else ends what it has there."""
 
     async def give_up_and_start() -> None:
-        lifecycle = AgentLifecycle(other, {ELSEWHERE: other}, settings, holds_lease)
+        lifecycle = AgentLifecycle(
+            AgentStarter(local=other, others={ELSEWHERE: other}, settings=settings), holds_lease
+        )
         lifecycle.give_up(elsewhere, ELSEWHERE)
         lifecycle.start(elsewhere, ELSEWHERE)
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -270,7 +282,10 @@ def test_nobody_waits_for_an_agent_that_was_given_up(
 ) -> None:
     async def give_up() -> None:
         others = {ELSEWHERE: OtherHost()}
-        lifecycle = AgentLifecycle(OtherHost(), others, service_settings(tmp_path), holds_lease)
+        lifecycle = AgentLifecycle(
+            AgentStarter(local=OtherHost(), others=others, settings=service_settings(tmp_path)),
+            holds_lease,
+        )
         ended = asyncio.get_running_loop().create_future()
         elsewhere.agents[ELSEWHERE] = AgentProcess(
             job_uid="", record=None, ended=ended, is_evidence=is_evidence
@@ -327,7 +342,9 @@ class Dismissal:
         self.observed: list[Observation] = []
         self.launcher = Launcher(self._is_starting)
         self._job = TrackedJob(snapshot=job, attachment=Attachment(started_at=None))
-        self._lifecycle = AgentLifecycle(self.launcher, {}, settings, holds_lease)
+        self._lifecycle = AgentLifecycle(
+            AgentStarter(local=self.launcher, settings=settings), holds_lease
+        )
         self._lifecycle.observe = self._observe
         self._moment = moment
         self._dismissed = Event()

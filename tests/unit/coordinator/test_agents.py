@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 
 from coordinator.agents.server import AgentServer
 from coordinator.service import keep_address_published
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.interpreter import PROTOCOL, VERSION, release
 from muster.contracts.job.status import JobUid
 from muster.contracts.messages.agent import (
@@ -40,10 +41,11 @@ from muster.links.serving import listen
 from muster.links.session import HELLO_LIMIT_BYTES, Caller, Session
 from tests.support.strangers import STRANGER, needs_root, socket_of
 
-HELLO = AgentHello(job_uid="uid", host="local", agent_number=3, token="right")  # noqa: S106  for a test
+HELLO = AgentHello(job_uid="uid", host="beta", agent_number=3, token="right")  # noqa: S106  for a test
 ORDER = TerminateRank(rank=1, attempt=0)
 NEWS = RankSaid(rank=1, attempt=0, message=Hello())
-CLAIM = AgentClaim(job_uid="uid", host="local", agent_number=3)
+CLAIM = AgentClaim(job_uid="uid", host="beta", agent_number=3)
+LOCAL_CLAIM = AgentClaim(job_uid="uid", host=LOCAL_HOST, agent_number=3)
 PATIENCE_SECONDS = 20.0
 
 
@@ -53,9 +55,12 @@ class Notebook:
 
     entries: asyncio.Queue[object] = field(default_factory=asyncio.Queue)
 
-    def token_sha256(self, claim: AgentHello | AgentClaim) -> str | None:
-        known = (HELLO.job_uid, HELLO.host, HELLO.agent_number)
-        is_known = (claim.job_uid, claim.host, claim.agent_number) == known
+    def token_sha256(
+        self, claim: AgentHello | AgentClaim, *, is_remote: bool = False
+    ) -> str | None:
+        hosts = {HELLO.host} if is_remote else {HELLO.host, LOCAL_CLAIM.host}
+        known = {(HELLO.job_uid, host, HELLO.agent_number) for host in hosts}
+        is_known = (claim.job_uid, claim.host, claim.agent_number) in known
         return sha256_of(HELLO.token) if is_known else None
 
     def is_expected(self, hello: AgentHello) -> bool:
@@ -85,14 +90,14 @@ class Notebook:
         self.entries.put_nowait((message, hello))
 
 
-def caller(claim: AgentClaim = CLAIM, token: str = HELLO.token) -> Caller:
-    """Return the session of an agent on another host."""
-    return Caller(job_identity(encode(claim), sha256_of(token)))
+def caller(claim: AgentClaim = CLAIM, *, is_sealed: bool = False) -> Caller:
+    """Return the session of an agent, of this host unless it seals."""
+    return Caller(job_identity(encode(claim), sha256_of(HELLO.token)), is_sealed=is_sealed)
 
 
-def first_words(claim: AgentClaim = CLAIM) -> bytes:
-    """Return what an agent on another host says first, without its frame."""
-    [hello] = FrameReader().feed(caller(claim).take())
+def first_words(claim: AgentClaim = CLAIM, *, is_sealed: bool = False) -> bytes:
+    """Return what an agent says first, without its frame."""
+    [hello] = FrameReader().feed(caller(claim, is_sealed=is_sealed).take())
     return bytes(hello)
 
 
@@ -109,9 +114,9 @@ class Peer:
             self.session.send(encode(message))
         self.writer.write(self.session.take())
 
-    async def gets_keys(self) -> None:
-        """Say what an agent on another host says first."""
-        self.session = caller()
+    async def proves_itself(self, claim: AgentClaim = CLAIM, *, is_sealed: bool) -> None:
+        """Say what an agent says first."""
+        self.session = caller(claim, is_sealed=is_sealed)
         while not self.session.is_open:
             self.writer.write(self.session.take())
             missing = self.session.frames.missing_bytes
@@ -158,6 +163,7 @@ class Stage:
     server: AgentServer
     notebook: Notebook
     port: int
+    is_remote: bool
 
     async def entry(self) -> object:
         return await self.notebook.entries.get()
@@ -173,51 +179,61 @@ class Stage:
         finally:
             writer.close()
 
+    @asynccontextmanager
+    async def agent(self) -> AsyncIterator[Peer]:
+        """Connect as an agent with the right token."""
+        async with self.peer() as agent:
+            await agent.proves_itself(is_sealed=self.is_remote)
+            yield agent
 
-def play(story: Callable[[Stage], Awaitable[None]]) -> None:
-    """Run a story with a listening server."""
+
+def play(story: Callable[[Stage], Awaitable[None]], *, is_remote: bool = False) -> None:
+    """Run a story with a listening server: at the port of this host, or at that of others."""
 
     async def told() -> None:
         notebook = Notebook()
         server = AgentServer(epoch=5, listener=notebook)
-        address = await server.start()
+        forwarded = listen("127.0.0.1", 0)
+        address = await server.start(forwarded)
         assert address.host == "127.0.0.1"
+        port = forwarded.getsockname()[1] if is_remote else address.port
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                await story(Stage(server, notebook, address.port))
+                await story(Stage(server, notebook, port, is_remote))
         finally:
             await server.stop()
 
     asyncio.run(told())
 
 
-def test_an_expected_agent_can_talk_both_ways() -> None:
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_an_expected_agent_can_talk_both_ways(*, is_remote: bool) -> None:
     async def story(stage: Stage) -> None:
-        async with stage.peer() as agent:
+        async with stage.agent() as agent:
             agent.sends(HELLO, NEWS)
             assert await agent.receives(1) == [Welcome(epoch=5)]
             assert await stage.entry() == ("joined", HELLO)
             assert await stage.entry() == (NEWS, HELLO)
-            stage.server.send(JobUid("uid"), "local", ORDER)
+            stage.server.send(JobUid("uid"), HELLO.host, ORDER)
             await stage.server.flush()
             assert await agent.receives(1) == [ORDER]
         assert await stage.entry() == ("dropped", HELLO)
-        stage.server.send(JobUid("uid"), "local", ORDER)  # without a connection
+        stage.server.send(JobUid("uid"), HELLO.host, ORDER)  # without a connection
 
-    play(story)
+    play(story, is_remote=is_remote)
 
 
 @pytest.mark.parametrize(
     "hello",
     [
-        AgentHello(job_uid="uid", host="local", agent_number=3, token="wrong"),  # noqa: S106  for a test
-        AgentHello(job_uid="uid", host="local", agent_number=2, token="right"),  # noqa: S106  for a test
-        AgentHello(job_uid="other", host="local", agent_number=3, token="right"),  # noqa: S106  for a test
+        AgentHello(job_uid="uid", host="beta", agent_number=3, token="wrong"),  # noqa: S106  for a test
+        AgentHello(job_uid="uid", host="beta", agent_number=2, token="right"),  # noqa: S106  for a test
+        AgentHello(job_uid="other", host="beta", agent_number=3, token="right"),  # noqa: S106  for a test
     ],
 )
 def test_any_other_agent_is_dismissed(hello: AgentHello) -> None:
     async def story(stage: Stage) -> None:
-        async with stage.peer() as stranger:
+        async with stage.agent() as stranger:
             stranger.sends(hello, NEWS)
             assert await stranger.receives(2) == [Welcome(epoch=5), Dismiss()]
             assert stranger.can_identify_its_peer(), "it obeys only a peer it can identify"
@@ -230,8 +246,8 @@ def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.Monkey
     monkeypatch.setattr("coordinator.agents.server.DISMISSAL_TIMEOUT_SECONDS", 0.0)
 
     async def story(stage: Stage) -> None:
-        async with stage.peer() as stranger:
-            stranger.sends(AgentHello(job_uid="other", host="local", agent_number=3, token="right"))  # noqa: S106
+        async with stage.agent() as stranger:
+            stranger.sends(AgentHello(job_uid="other", host="beta", agent_number=3, token="right"))  # noqa: S106
             assert await stranger.is_hung_up_on() == [Welcome(epoch=5), Dismiss()]
 
     play(story)
@@ -242,6 +258,7 @@ def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.Monkey
     [
         b"GET / HTTP/1.1\r\n\r\n",
         frame(b"no message"),
+        frame(encode(HELLO)),  # even with the right token: nothing is proved
         frame(encode(NEWS)),  # before the hello
         b"\xff" * 8,
         frame(encode(msgspec.structs.replace(HELLO, job_uid="x" * HELLO_LIMIT_BYTES))),
@@ -249,7 +266,17 @@ def test_a_dismissed_agent_that_stays_is_disconnected(monkeypatch: pytest.Monkey
         frame(first_words(msgspec.structs.replace(CLAIM, agent_number=2))),
         frame(first_words()[:20]),
     ],
-    ids=["http", "junk", "news", "length", "too long", "other job", "other agent", "cut short"],
+    ids=[
+        "http",
+        "junk",
+        "hello",
+        "news",
+        "length",
+        "too long",
+        "other job",
+        "other agent",
+        "cut short",
+    ],
 )
 def test_a_peer_without_a_hello_is_disconnected(words: bytes) -> None:
     async def story(stage: Stage) -> None:
@@ -274,14 +301,14 @@ def test_another_user_is_disconnected_before_anything_is_read() -> None:
 
 def test_an_agent_of_another_version_is_dismissed() -> None:
     async def story(stage: Stage) -> None:
-        async with stage.peer() as agent:
+        async with stage.agent() as agent:
             agent.sends(HELLO)
             await stage.entry()
             agent.writer.write(frame(b"\x00"))
             assert await agent.receives(2) == [Welcome(epoch=5), Dismiss()]
             assert agent.can_identify_its_peer(), "it obeys only a peer it can identify"
         assert await stage.entry() == ("dropped", HELLO)
-        async with stage.peer() as agent:
+        async with stage.agent() as agent:
             agent.sends(HELLO)
             assert await stage.entry() == ("joined", HELLO)
 
@@ -303,13 +330,13 @@ def test_an_agent_of_another_muster_is_dismissed(said: dict[str, str | int], the
     hello = known | {"is": "agent_hello", "new": 1} | said
 
     async def story(stage: Stage) -> None:
-        async with stage.peer() as agent:
+        async with stage.agent() as agent:
             agent.writer.write(frame(msgspec.msgpack.encode(hello)))
             assert await agent.receives(2) == [Welcome(epoch=5), Dismiss()]
         uid, why = await stage.entry()
         assert uid == HELLO.job_uid
         assert why == (
-            f"dismissed the agent on host local, which has Muster {theirs}; the coordinator has "
+            f"dismissed the agent on host beta, which has Muster {theirs}; the coordinator has "
             f"{release()}: upgrade that host"
         )
         assert stage.notebook.entries.empty(), "it is not believed"
@@ -323,57 +350,36 @@ def test_a_second_machine_of_a_host_is_dismissed() -> None:
     )
 
     async def story(stage: Stage) -> None:
-        async with stage.peer() as agent, stage.peer() as other:
+        async with stage.agent() as agent, stage.agent() as other:
             agent.sends(first)
             assert await stage.entry() == ("joined", first)
             with capture_logs() as log:
                 other.sends(second)
                 assert await other.receives(2) == [Welcome(epoch=5), Dismiss()]
-            assert (
-                "runs on beta: the agent of host local is connected from alpha" in log[0]["event"]
-            )
+            assert "runs on beta: the agent of host beta is connected from alpha" in log[0]["event"]
             agent.sends(NEWS)
             assert await stage.entry() == (NEWS, first)
 
     play(story)
 
 
-def test_a_sealed_agent_can_talk_both_ways() -> None:
-    async def story(stage: Stage) -> None:
-        async with stage.peer() as agent:
-            await agent.gets_keys()
-            agent.sends(HELLO, NEWS)
-            assert await agent.receives(1) == [Welcome(epoch=5)]
-            assert await stage.entry() == ("joined", HELLO)
-            assert await stage.entry() == (NEWS, HELLO)
-            stage.server.send(JobUid("uid"), "local", ORDER)
-            assert await agent.receives(1) == [ORDER]
-
-    play(story)
-
-
-def test_what_ssh_forwards_has_to_be_sealed() -> None:
+@pytest.mark.parametrize(
+    "said",
+    [encode(HELLO), first_words(), first_words(LOCAL_CLAIM, is_sealed=True)],
+    ids=["nothing is proved", "in clear", "an agent of this host"],
+)
+def test_what_ssh_forwards_has_to_be_sealed(said: bytes) -> None:
     """Any user of the host at its other end may connect there."""
 
-    async def told() -> None:
-        notebook = Notebook()
-        server = AgentServer(epoch=5, listener=notebook)
-        forwarded = listen("127.0.0.1", 0)
-        await server.start(forwarded)
-        stage = Stage(server, notebook, forwarded.getsockname()[1])
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                async with stage.peer() as stranger:
-                    stranger.sends(HELLO)
-                    assert await stranger.is_hung_up_on() == []
-                async with stage.peer() as agent:
-                    await agent.gets_keys()
-                    agent.sends(HELLO)
-                    assert await agent.receives(1) == [Welcome(epoch=5)]
-        finally:
-            await server.stop()
+    async def story(stage: Stage) -> None:
+        async with stage.peer() as stranger:
+            stranger.writer.write(frame(said))
+            assert await stranger.is_hung_up_on() == []
+        async with stage.agent() as agent:
+            agent.sends(HELLO)
+            assert await agent.receives(1) == [Welcome(epoch=5)]
 
-    asyncio.run(told())
+    play(story, is_remote=True)
 
 
 @pytest.mark.parametrize(
@@ -381,28 +387,29 @@ def test_what_ssh_forwards_has_to_be_sealed() -> None:
     [bytes(32), b"", encode(HELLO), first_words()],
     ids=["zeros", "nothing", "hello", "reflected"],
 )
-def test_a_sealed_agent_without_the_token_is_disconnected(proof: bytes) -> None:
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_an_agent_without_the_token_is_disconnected(proof: bytes, *, is_remote: bool) -> None:
     async def story(stage: Stage) -> None:
         async with stage.peer() as agent:
-            agent.writer.write(frame(first_words()))
+            agent.writer.write(frame(first_words(is_sealed=is_remote)))
             answer = await agent.reader.readexactly(64)
             agent.writer.write(frame(proof) + frame(encode(HELLO)))
             assert await agent.reader.read() == b"", answer
         assert stage.notebook.entries.empty()
 
-    play(story)
+    play(story, is_remote=is_remote)
 
 
-def test_a_sealed_agent_that_begins_anew_is_disconnected() -> None:
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_an_agent_that_begins_anew_is_disconnected(*, is_remote: bool) -> None:
     async def story(stage: Stage) -> None:
-        async with stage.peer() as agent:
-            await agent.gets_keys()
-            agent.session.send(first_words())
+        async with stage.agent() as agent:
+            agent.session.send(first_words(is_sealed=is_remote))
             agent.sends(HELLO)
             assert await agent.is_hung_up_on() == []
         assert stage.notebook.entries.empty()
 
-    play(story)
+    play(story, is_remote=is_remote)
 
 
 @pytest.mark.parametrize(
@@ -424,8 +431,7 @@ def test_what_the_network_changed_ends_a_sealed_connection(
     """It is closed and not dismissed: a changed frame must not end the ranks."""
 
     async def story(stage: Stage) -> None:
-        async with stage.peer() as agent:
-            await agent.gets_keys()
+        async with stage.agent() as agent:
             agent.sends(HELLO)
             assert await agent.receives(1) == [Welcome(epoch=5)]
             assert await stage.entry() == ("joined", HELLO)
@@ -434,7 +440,7 @@ def test_what_the_network_changed_ends_a_sealed_connection(
             assert await agent.is_hung_up_on() == []
             assert await stage.entry() == ("dropped", HELLO), "nothing after a changed frame counts"
 
-    play(story)
+    play(story, is_remote=True)
 
 
 @settings(max_examples=50)
@@ -444,7 +450,7 @@ def test_no_first_frame_harms_the_server(place: int, byte: int, length: int) -> 
     words[place % len(words)] = byte
 
     async def story(stage: Stage) -> None:
-        async with stage.peer() as stranger, stage.peer() as agent:
+        async with stage.peer() as stranger, stage.agent() as agent:
             stranger.writer.write(frame(bytes(words[: length or None])))
             stranger.writer.write_eof()
             await stranger.reader.read()
@@ -456,8 +462,8 @@ def test_no_first_frame_harms_the_server(place: int, byte: int, length: int) -> 
 
 def test_a_replaced_connection_reports_no_disconnect() -> None:
     async def story(stage: Stage) -> None:
-        async with stage.peer() as second:
-            async with stage.peer() as first:
+        async with stage.agent() as second:
+            async with stage.agent() as first:
                 first.sends(HELLO)
                 await stage.entry()
                 second.sends(HELLO)

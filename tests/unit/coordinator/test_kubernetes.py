@@ -39,7 +39,7 @@ def test_a_pod_that_exists_is_no_other_conflict(
 
     scheduler = Kubernetes({})
     vars(scheduler)["_connection"] = Api(), "default"
-    submitted = scheduler.submit("muster-u-kubernetes-1-g1", ORDER, SPEC)
+    submitted = scheduler.submit("muster-u-kubernetes-1-a1", ORDER, SPEC)
     if kind is None:
         asyncio.run(submitted)
         return

@@ -147,6 +147,7 @@ def test_an_agent_gets_keys_only_for_its_own_number() -> None:
     stage.job.attach(tokens_sha256={LOCAL_HOST: "digest"})
     known = AgentClaim(job_uid=stage.job.snapshot.uid, host=LOCAL_HOST, agent_number=1)
     assert stage.loop.token_sha256(known) == "digest"
+    assert stage.loop.token_sha256(known, is_remote=True) is None, "it is an agent of this host"
     for other in ({"job_uid": "other"}, {"host": "other"}, {"agent_number": 2}):
         assert stage.loop.token_sha256(replace(known, **other)) is None
 

@@ -179,10 +179,10 @@ OVER = SchedulerJob(id="2", is_over=True, words="over")
     ("lists", "ended", "cancelled"),
     [
         ([{}], None, []),
-        ([SchedulerUnavailable("away"), {"g2": OVER}], "ended (over)", []),
-        ([{"g2": RUNS, "g1": SchedulerJob(id="1")}, {"g2": OVER}], "ended (over)", ["1"]),
-        ([{"g2": RUNS, "g3": SchedulerJob(id="3")}, {}], None, []),
-        ([{"g2": RUNS, "g1": SchedulerJob(id="1", is_over=True)}, {}], None, []),
+        ([SchedulerUnavailable("away"), {"a2": OVER}], "ended (over)", []),
+        ([{"a2": RUNS, "a1": SchedulerJob(id="1")}, {"a2": OVER}], "ended (over)", ["1"]),
+        ([{"a2": RUNS, "a3": SchedulerJob(id="3")}, {}], None, []),
+        ([{"a2": RUNS, "a1": SchedulerJob(id="1", is_over=True)}, {}], None, []),
     ],
 )
 def test_the_end_of_an_agent_is_that_of_its_job(
@@ -207,7 +207,7 @@ def test_the_end_of_an_agent_is_that_of_its_job(
 
 def named(jobs: List) -> List:
     """Complete the names of jobs from those of their agents' numbers."""
-    prefix = agent_job_name("u", "slurm-1", 2).removesuffix("g2")
+    prefix = agent_job_name("u", "slurm-1", 2).removesuffix("a2")
     return jobs if isinstance(jobs, Exception) else {prefix + key: it for key, it in jobs.items()}
 
 
@@ -218,12 +218,12 @@ def launcher(scheduler: FakeScheduler) -> SchedulerLauncher:
 @pytest.mark.parametrize(
     ("problem", "patience_seconds", "lists", "ended"),
     [
-        ("", 1e9, [{}, {}, {"g2": RUNS}, {"g2": OVER}], "ended (over)"),
-        ("", 1e9, [{}, {"g2": RUNS}, {}], None),
+        ("", 1e9, [{}, {}, {"a2": RUNS}, {"a2": OVER}], "ended (over)"),
+        ("", 1e9, [{}, {"a2": RUNS}, {}], None),
         ("", 0.0, [{}], "ended: slurm has taken its job and does not list it"),
-        ("", 0.0, [{"g2": RUNS}, {}], None),
+        ("", 0.0, [{"a2": RUNS}, {}], None),
         ("it hangs", 1e9, [{}], "was not started (it hangs)"),
-        ("it hangs", 1e9, [{"g2": RUNS}, {"g2": OVER}], "ended (over)"),
+        ("it hangs", 1e9, [{"a2": RUNS}, {"a2": OVER}], "ended (over)"),
     ],
 )
 def test_a_job_is_submitted_once_and_given_up_in_time(
@@ -312,21 +312,21 @@ def test_a_list_under_way_does_not_hold_up_the_end(
 @pytest.mark.parametrize(
     ("name", "job", "outcome"),
     [
-        ("muster-unknown-slurm-1-g1", RUNS, "cancelled"),
-        ("muster-over-slurm-12-g3", RUNS, "cancelled"),
-        ("muster-live-slurm-1-g1", RUNS, "ours"),
-        ("muster-unknown-slurm-1-g1", OVER, "ours"),
-        ("muster-live-slurm-1-g1", OVER, "ours"),
-        ("muster-over-slurm-1-g1", OVER, "forgotten"),
+        ("muster-unknown-slurm-1-a1", RUNS, "cancelled"),
+        ("muster-over-slurm-12-a3", RUNS, "cancelled"),
+        ("muster-live-slurm-1-a1", RUNS, "ours"),
+        ("muster-unknown-slurm-1-a1", OVER, "ours"),
+        ("muster-live-slurm-1-a1", OVER, "ours"),
+        ("muster-over-slurm-1-a1", OVER, "forgotten"),
         ("muster-unknown-slurm-1", RUNS, "ours"),
-        ("another-unknown-slurm-1-g1", RUNS, "ours"),
+        ("another-unknown-slurm-1-a1", RUNS, "ours"),
     ],
 )
 def test_a_sweep_touches_only_what_no_open_job_owns(
     monkeypatch: pytest.MonkeyPatch, name: str, job: SchedulerJob, outcome: str
 ) -> None:
     monkeypatch.setattr("coordinator.launchers.scheduler.LIST_SECONDS", 0.0)
-    other = "muster-unknown-slurm-9-g9"
+    other = "muster-unknown-slurm-9-a9"
     listed = {name: job, other: SchedulerJob(id="9", words="waits")}
     scheduler = FakeScheduler(listed, listed)
     known = {
@@ -336,7 +336,7 @@ def test_a_sweep_touches_only_what_no_open_job_owns(
     before = asyncio.run(probe.sweep([]))
     assert len(before) == 1 + (outcome == "cancelled")
     assert scheduler.cancelled == []
-    left = asyncio.run(probe.sweep([name, "muster-gone-slurm-1-g1"]))
+    left = asyncio.run(probe.sweep([name, "muster-gone-slurm-1-a1"]))
     assert [(it.name, it.state, it.job_id) for it in left] == [(other, "waits", None)]
     assert scheduler.cancelled == (["2"] if outcome == "cancelled" else [])
     assert scheduler.forgotten == (["2"] * 2 if outcome == "forgotten" else [])

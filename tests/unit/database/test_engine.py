@@ -20,9 +20,8 @@ from database import postgres
 from database.engine import POOL_OVERFLOW, POOL_SIZE, Database, existing
 from database.errors import CommitInDoubt, DatabaseError, DatabaseLocked, DatabaseUnavailable
 from database.jobs import Jobs
-from database.schema import HEAD
 from database.sqlite import SqliteBackend, journal_mode
-from database.tables import EVENTS, JOBS, UtcTime
+from database.tables import EVENTS, HEAD, JOBS, UtcTime
 from muster.contracts.job.status import JobId
 from tests.support.database_samples import NOON, nothing_moves, submit
 from tests.support.installation import DEADLINE_SECONDS

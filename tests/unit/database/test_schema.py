@@ -10,10 +10,9 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, make_url, text
 
-from database import schema
+from database import tables
 from database.engine import Database
 from database.errors import SchemaRefused
-from database.tables import METADATA
 
 TABLES_OF_0_1_0 = Path(__file__).with_name("first_release.sql").read_text()
 TYPES = {
@@ -23,8 +22,8 @@ TYPES = {
 
 
 def test_the_head_is_the_newest_revision() -> None:
-    directory = ScriptDirectory.from_config(schema.alembic_config())
-    assert directory.get_current_head() == schema.HEAD
+    directory = ScriptDirectory.from_config(tables.alembic_config())
+    assert directory.get_current_head() == tables.HEAD
 
 
 def test_tables_and_migrations_agree(fresh_url: str) -> None:
@@ -32,16 +31,16 @@ def test_tables_and_migrations_agree(fresh_url: str) -> None:
     driver = "postgresql+psycopg" if url.drivername.startswith("postgresql") else "sqlite"
     engine = create_engine(url.set(drivername=driver))
     with engine.begin() as connection:
-        tables = TABLES_OF_0_1_0.format(**TYPES[connection.dialect.name])
-        for statement in tables.split(";\n")[:-1]:
+        statements = TABLES_OF_0_1_0.format(**TYPES[connection.dialect.name])
+        for statement in statements.split(";\n")[:-1]:
             connection.exec_driver_sql(statement)
-        config = schema.alembic_config()
+        config = tables.alembic_config()
         config.attributes["connection"] = connection
         command.stamp(config, "r0001")
     engine.dispose()
     with closing(Database.open(fresh_url)) as migrated, migrated.reading() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
-        assert compare_metadata(context, METADATA) == []
+        assert compare_metadata(context, tables.METADATA) == []
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Each style of I/O at one end of a real connection, and an event loop at the other."""
 
 import asyncio
+import fcntl
+import resource
 import selectors
 import socket
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
@@ -13,8 +15,8 @@ from muster.links.blocking import BlockingLink
 from muster.links.frames import FrameReader, frame
 from muster.links.identity import Identity, Kind
 from muster.links.selecting import SelectingLink
-from muster.links.serving import LinkServer, ServedLink, listen
-from muster.links.session import Answerer, Caller, ProtocolDiffers
+from muster.links.serving import PENDING_LIMIT, LinkServer, ServedLink, listen
+from muster.links.session import Answerer, Caller, ProtocolDiffers, Session
 
 IDENTITY = Identity(Kind.JOB, b"a claim", b"a secret")
 PAYLOADS = [b"first", b"", b"x" * 300_000]
@@ -102,6 +104,51 @@ def test_payloads_of_any_driver_come_back(serve: Serve, talk: Talk) -> None:
     with server(warned := [], serve) as address:
         assert talk(address, PAYLOADS) == PAYLOADS
     assert warned == []
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("many_descriptors")
+def test_a_link_of_a_high_descriptor_has_news() -> None:
+    own, other = socket.socketpair()
+    with own, other:
+        high = socket.socket(fileno=fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, 1024))
+        with closing(BlockingLink(high, Session())) as link:
+            assert not link.has_news(0.0)
+            other.sendall(frame(b"news"))
+            assert link.has_news(PATIENCE_SECONDS)
+
+
+def test_no_more_than_the_limit_stay_of_a_burst(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("muster.links.serving.HELLO_TIMEOUT_SECONDS", 3600.0)
+
+    async def story(stack: ExitStack) -> None:
+        listening = listen("127.0.0.1", 0)
+        links = LinkServer(lambda _: Answerer(lambda _: IDENTITY), echo, print)
+        silent = [
+            stack.enter_context(socket.create_connection(listening.getsockname()))
+            for _ in range(2 * PENDING_LIMIT)
+        ]
+        links.accept(listening, is_remote=True)  # all at once
+        loop = asyncio.get_running_loop()
+        for each in silent:
+            each.setblocking(False)  # noqa: FBT003  the standard library's signature
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            for each in silent[:PENDING_LIMIT]:
+                assert await loop.sock_recv(each, 1) == b"", "the oldest are closed"
+        for each in silent[PENDING_LIMIT:]:
+            with pytest.raises(BlockingIOError):
+                each.recv(1)
+        await links.stop()
+
+    with ExitStack() as stack:
+        asyncio.run(story(stack))
 
 
 OTHER = frame(b"muster\0\x09")

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from muster.contracts.errors import AuthenticationFailed, MusterError
-from muster.links.frames import FrameReader, frame
+from muster.contracts.errors import AuthenticationFailed, MusterError, WireError
+from muster.links.frames import CONTROL_FRAME_LIMIT_BYTES, FrameReader, frame
 from muster.links.identity import Identity, Kind
 from muster.links.session import (
     HELLO_LIMIT_BYTES,
@@ -103,12 +103,13 @@ def test_payloads_arrive_in_order_in_both_directions(size: int, *, is_sealed: bo
     assert (b"two" in sent(caller, b"two")[0]) is not is_sealed
 
 
-def test_an_answerer_may_take_a_caller_that_proves_nothing() -> None:
-    answerer = Answerer(lambda _: IDENTITY, may_be_clear=True)
-    assert answerer.receive(frame(b"hello") + frame(b"more")) == [b"hello", b"more"]
-    assert not answerer.is_sealed
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_a_caller_that_proves_nothing_is_refused(*, is_sealed: bool) -> None:
+    answerer = answering(is_sealed=is_sealed)
     with pytest.raises(AuthenticationFailed, match="not the beginning of a link"):
-        answering().receive(frame(b"hello"))
+        answerer.receive(frame(b"hello"))
+    with pytest.raises(AuthenticationFailed, match="the link is closed"):
+        answerer.receive(calling(is_sealed=is_sealed).take())
 
 
 @pytest.mark.parametrize("number", [0, 2, 255])
@@ -193,6 +194,18 @@ def test_a_huge_length_ends_a_link(end: Callable[[], Session]) -> None:
     with pytest.raises(MusterError):
         session.receive(frame(b"more"))
     assert session.state is State.CLOSED
+
+
+@pytest.mark.parametrize("is_sealed", [True, False])
+def test_a_payload_that_is_too_long_breaks_no_link(*, is_sealed: bool) -> None:
+    too_long = bytes(CONTROL_FRAME_LIMIT_BYTES + 1 - 16 * is_sealed)
+    caller, answerer = opened(is_sealed=is_sealed)
+    for session in caller, calling(is_sealed=is_sealed):
+        with pytest.raises(WireError, match="is longer than the limit"):
+            session.send(too_long)
+    answerer.frames.limit_bytes = CONTROL_FRAME_LIMIT_BYTES  # as its owner does
+    payloads = [too_long[1:], b"next"]
+    assert [answerer.receive(it) for it in sent(caller, *payloads)] == [[it] for it in payloads]
 
 
 def test_a_stranger_is_read_only_shortly() -> None:

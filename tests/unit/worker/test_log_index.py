@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from muster.contracts.settings.paths import LOG_EPOCH_BYTES, TIME_MARK
-from worker.coordinator.log_index import LogIndex
+from worker.ranks.log_index import LogIndex
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ class LogIndex:
     def note(self, unix_seconds: float) -> bool:
         """Append an entry if the log has changed; return True at its first truncation."""
         epoch, known = divmod(self._indexed_bytes, LOG_EPOCH_BYTES)
-        # In this order: a truncation between the two looks is seen by the next ones.
+        # In this order: the next checks see a truncation that comes between these two.
         is_freed = self._has_sentinel and not self._is_sentinel_there()
         size = os.fstat(self._log).st_size
         is_truncated = is_freed or size < known
