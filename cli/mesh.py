@@ -39,17 +39,10 @@ _PROCESSES: Final[Mapping[str, Column]] = {
 
 
 @click.group(cls=Group, invoke_without_command=True)
-@click.option(
-    "--for",
-    "seconds",
-    type=click.FloatRange(0, 86400),
-    default=LISTEN_SECONDS,
-    metavar="SECONDS",
-    help="How long to listen, and to answer others. Default: 3.",
-)
+@click.option("--for", "seconds", type=click.FloatRange(0), metavar="SECONDS", help="Default: 3.")
 @output_option
 @click.pass_context
-def mesh(ctx: click.Context, *, seconds: float, output: Output) -> None:
+def mesh(ctx: click.Context, *, seconds: float | None, output: Output) -> None:
     """List the processes of this household that answer.
 
     It listens for 3 seconds, and joins no group. GROUP is what a process waits for, or is a member
@@ -57,13 +50,12 @@ def mesh(ctx: click.Context, *, seconds: float, output: Output) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
-    with _listening(seconds) as own:
+    with _listening(LISTEN_SECONDS if seconds is None else seconds) as own:
         found = sorted(own.network.hellos(), key=lambda one: (one[0].node_id, one[0].process_id))
         warnings = list(own.network.warnings)
-    rows: list[dict[str, Any]] = [
-        msgspec.to_builtins(member) | {"group": hello.group, "size": hello.size}
-        for member, hello in found
-    ]
+    rows: list[dict[str, Any]] = []
+    for member, hello in found:
+        rows.append(msgspec.to_builtins(member) | {"group": hello.group, "size": hello.size})
     show(output, rows, columns(rows, _PROCESSES), (row["process_id"] for row in rows))
     for warning in warnings:
         say(warning)

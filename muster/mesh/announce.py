@@ -120,8 +120,10 @@ class Announcer:
         if not info.load_from_cache(zeroconf) or info.port is None:
             return  # removed: its link ends by itself
         addresses = tuple(info.parsed_addresses(IPVersion.V4Only))
-        if process_id != self._network.own_id and len(self.heard) < NAME_LIMIT:
-            said = [(info.properties.get(key) or b"").decode(errors="replace") for key in _TXT]
+        is_other = process_id != self._network.own_id
+        if addresses and is_other and len(self.heard) < NAME_LIMIT:
+            txt = [(info.properties.get(key) or b"").decode(errors="replace") for key in _TXT]
+            said = [txt[0] or process_id, *txt[1:]]
             self.heard[process_id] = Announced(process_id, addresses, info.port, *said)
         for address in addresses:
             self._network.find((address, info.port), process_id)

@@ -77,12 +77,11 @@ async def examine(
             checks.append(Check(f"{name} heard", "no announcement", _MULTICAST, is_slight=True))
             try:
                 hosts = socket.gethostbyname_ex(name)[2]
+                tried = [(host, port) for host in hosts for port in PORTS]
+                checks += await _reach(network, name, tried)
             except (OSError, UnicodeError) as error:
                 fix = "write the IPv4 address that `ip address` prints there"
                 checks.append(Check(f"{name} address", f"not known: {error}", fix))
-                continue
-            tried = [(host, port) for host in hosts for port in PORTS]
-            checks += await _reach(network, name, tried)
     return checks
 
 
@@ -112,11 +111,13 @@ async def _call(network: Network, host: str, port: int) -> _Called:
     except TimeoutError:
         return _Called(host, port, "no answer", is_reached=False)
     except OSError as error:
-        return _Called(host, port, os.strerror(error.errno or 0), is_reached=False)
-    with closing(link.writer):
+        problem = os.strerror(error.errno) if error.errno else str(error)
+        return _Called(host, port, problem, is_reached=False)
+    own = Hello(host=socket.gethostname(), port=network.port)
+    with closing(link.writer), suppress(OSError, EOFError, WireError):
         try:
             async with asyncio.timeout(REACH_SECONDS):
-                link.send(msgspec.msgpack.encode(Hello(host="", port=network.port)))
+                link.send(msgspec.msgpack.encode(own))
                 hello = decode(await link.receive_one())
                 link.send(msgspec.msgpack.encode(Leave()))
                 await link.writer.drain()
@@ -127,8 +128,6 @@ async def _call(network: Network, host: str, port: int) -> _Called:
                 return _Called(host, port, "only this command listens", is_reached=False)
             if session.claim or isinstance(error, ProtocolDiffers):
                 return _Called(host, port, str(error))
-        except (OSError, EOFError, WireError):
-            pass
     return _Called(host, port, "another program answers there, or one that is too busy")
 
 

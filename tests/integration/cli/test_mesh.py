@@ -6,11 +6,14 @@ import pty
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from zeroconf import ServiceInfo, Zeroconf
 
+from muster.mesh.announce import SERVICE
 from muster.mesh.secret import make_secret
 from tests.support.installation import DEADLINE_SECONDS
 
@@ -53,6 +56,27 @@ def test_a_script_that_waits_answers_and_passes(environ: Mapping[str, str]) -> N
     assert str(row["node_id"]) in found[f"{process_id} heard"]["seen"]
     assert found[f"{process_id} reachable"]["seen"] == "{}:{}".format(*row["address"])
     assert found[f"{process_id} trusted"]["seen"] == "same protocol, cluster and secret"
+
+
+def test_announcements_of_strangers_are_text(environ: Mapping[str, str]) -> None:
+    odd = {b"host": b"\xff\x1b[31m", b"protocol": None, b"node": b"9" * 200}
+    texts: dict[str, dict[bytes, bytes | None]] = {"p-none": {}, "p-odd": odd}
+    with closing(Zeroconf(interfaces=["127.0.0.1"])) as strangers:
+        nowhere = ServiceInfo(SERVICE, f"p-nowhere.{SERVICE}", port=9, server="nowhere.local.")
+        strangers.register_service(nowhere)
+        for name, text in texts.items():
+            own, at = f"{name}.{SERVICE}", [bytes([127, 0, 0, 9])]
+            strangers.register_service(
+                ServiceInfo(SERVICE, own, addresses=at, port=9, properties=text)
+            )
+        words = [*MUSTER, "doctor", *texts, "-o", "json"]
+        checked = subprocess.run(words, env=environ, check=False, capture_output=True)
+    found = {one["about"]: one for one in json.loads(checked.stdout)}
+    assert (checked.returncode, checked.stderr) == (1, b"")
+    assert b"\x1b" not in checked.stdout
+    for name in texts:
+        assert found[f"{name} heard"]["verdict"] == "ok"
+        assert found[f"{name} reachable"]["seen"] == "no, 127.0.0.9: Connection refused"
 
 
 def test_a_typed_secret_is_not_shown(environ: Mapping[str, str], tmp_path: Path) -> None:
