@@ -14,6 +14,7 @@ import click
 import msgspec
 
 from cli.checks.doctor import Finding, Verdict, finding_lines
+from cli.config import origin_of, read_config_file
 from cli.errors import ExitCode
 from cli.output import Column, Group, Output, columns, output_option, say, show
 from cli.services.record import service_settings
@@ -110,6 +111,8 @@ def _keep(text: str) -> None:
     make_private(files.root)
     keep_secret(files.cluster_key, text)
     say(f"kept in {files.cluster_key}")
+    if origin_of("MUSTER_DATA_DIR", os.environ, read_config_file(os.environ)) == "file":
+        say(f"scripts do not read your config.toml: export MUSTER_DATA_DIR={files.root}")
     if os.environ.get(KEY_VARIABLE):
         say(f"{KEY_VARIABLE} is set, and used instead of it")
 

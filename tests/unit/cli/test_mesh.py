@@ -61,6 +61,18 @@ def test_the_variable_is_named_that_overrides_the_secret(monkeypatch: pytest.Mon
     assert "MUSTER_CLUSTER_KEY is set, and used instead" in mesh("secret").stderr
 
 
+def test_a_data_directory_that_scripts_do_not_see_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "muster").mkdir()
+    (tmp_path / "muster" / "config.toml").write_text(f'MUSTER_DATA_DIR = "{tmp_path}/data"')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    # Set and taken away again, so that what the command takes from the file ends with this test.
+    monkeypatch.setenv("MUSTER_DATA_DIR", "")
+    monkeypatch.delenv("MUSTER_DATA_DIR")
+    assert f"export MUSTER_DATA_DIR={tmp_path}/data\n" in mesh("secret").stderr
+
+
 @pytest.mark.parametrize("words", [[], ["doctor"]])
 def test_a_machine_without_a_secret_gets_the_commands(words: list[str]) -> None:
     result = mesh(*words)
