@@ -40,6 +40,8 @@ _OTHER_VARIABLES: Final[Mapping[str, str]] = {
     "MUSTER_SECRET_ENV": "Variables of the services that jobs may use as secrets",
     "MUSTER_URL": "For commands and clients: URL of the API, without a user in it",
     "MUSTER_CA_FILE": "For commands and clients: the certificates to trust",
+    "MUSTER_CLUSTER_NAME": "For `muster mesh` and `muster.mesh`: the name of the household",
+    "MUSTER_CLUSTER_KEY": "As above: the secret of the household, at least 16 characters",
 }
 
 _COMPUTED_DEFAULTS: Final[Mapping[str, str]] = {
@@ -53,10 +55,12 @@ _COMPUTED_DEFAULTS: Final[Mapping[str, str]] = {
     "MUSTER_CACHE_DIR": "`~/.cache/muster/shards`",
     "MUSTER_URL": "this machine",
     "MUSTER_CA_FILE": "those of the system",
+    "MUSTER_CLUSTER_NAME": "home",
+    "MUSTER_CLUSTER_KEY": "`cluster.key` in the data directory",
 }
 
 _SECRETS: Final = frozenset(
-    {"MUSTER_DATABASE_URL", "MUSTER_TOKEN", "S3_ACCESS_KEY", "S3_SECRET_KEY"}
+    {"MUSTER_DATABASE_URL", "MUSTER_TOKEN", "S3_ACCESS_KEY", "S3_SECRET_KEY", "MUSTER_CLUSTER_KEY"}
 )
 
 MASK: Final = "***"
@@ -173,7 +177,7 @@ def setting_values(environ: Mapping[str, str]) -> dict[str, str | None]:
     values["MUSTER_URL"] = None if is_any_port else declared.api_url(environ)
     place = services.database
     values["MUSTER_DATABASE_URL"] = mask_password(place) if isinstance(place, str) else str(place)
-    for name in ("MUSTER_TOKEN", "S3_ACCESS_KEY", "S3_SECRET_KEY"):
+    for name in _SECRETS - {"MUSTER_DATABASE_URL"}:
         values[name] = MASK if environ.get(name) else None
     return values
 

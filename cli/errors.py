@@ -59,6 +59,7 @@ def exit_code_of(error: Exception) -> ExitCode:
     from muster.client import errors as of_client  # noqa: PLC0415
     from muster.contracts.job.secrets import SecretUnavailable  # noqa: PLC0415
     from muster.host.private import UnusableDirectory  # noqa: PLC0415
+    from muster.mesh.secret import NoSecret  # noqa: PLC0415
     from muster.runtime.secrets import InvalidSecret  # noqa: PLC0415
 
     if isinstance(error, of_client.Unconfirmed):
@@ -72,7 +73,7 @@ def exit_code_of(error: Exception) -> ExitCode:
         InvalidLocation,
         InvalidSpec,
     )
-    invalid_setting = (InvalidEnvironment, of_client.NoCertificates, UnusableDirectory)
+    invalid_setting = (InvalidEnvironment, of_client.NoCertificates, UnusableDirectory, NoSecret)
     misuse = (Misuse, UnicodeError, PermissionError)
     wrong_path = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
     unreachable = (of_client.Unreachable, of_client.CertificateRejected, of_client.NotMuster)

@@ -82,6 +82,9 @@ HEADINGS: Final = {
         "audit": Entry("cli.jobs.workers:audit", "Check that every sample was read exactly once."),
         "chaos": Entry("cli.checks.chaos:chaos", "Kill one rank and watch the job recover."),
     },
+    "At home": {
+        "mesh": Entry("cli.mesh:mesh", "List the processes of this household that answer."),
+    },
     "Data": {
         "dataset": Entry("cli.data.dataset:dataset", "Create a data set to train on."),
         "checkpoint": Entry(

@@ -100,7 +100,7 @@ def doctor(*, output: Output) -> None:
     """
     findings = list(_findings(os.environ))
     names = [finding.about for finding in findings if finding.verdict is not Verdict.OK]
-    show(output, msgspec.to_builtins(findings), _lines(findings), names)
+    show(output, msgspec.to_builtins(findings), finding_lines(findings), names)
     count = Counter(finding.verdict for finding in findings)
     problems, warnings = count[Verdict.PROBLEM], count[Verdict.WARNING]
     click.echo(f"{plural(problems, 'problem')}, {plural(warnings, 'warning')}", err=True)
@@ -302,7 +302,7 @@ def _finding(about: str, seen: str, *, problem: str = "", warning: str = "") -> 
     return Finding(about, Verdict.WARNING if warning else Verdict.OK, seen, warning)
 
 
-def _lines(findings: list[Finding]) -> Iterator[str]:
+def finding_lines(findings: list[Finding]) -> Iterator[str]:
     left = len(Verdict.PROBLEM)
     width = max(len(finding.about) for finding in findings)
     for finding in findings:

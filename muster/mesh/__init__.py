@@ -9,6 +9,7 @@ announce.py             multicast DNS
 network.py              the thread that owns the links
 forming.py, health.py   who becomes a group; who is lost. Pure
 group.py                `discover`, and the backend
+doctor.py               what stands between this process and another machine
 """
 
 from importlib import import_module

@@ -11,14 +11,21 @@ import ipaddress
 import socket
 import threading
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-import ifaddr
-from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
-
+from muster.host.extras import install_command
 from muster.links.session import PROTOCOL
 from muster.mesh.identity import Claim
-from muster.mesh.network import Network
+from muster.mesh.network import NAME_LIMIT, Network
+
+try:
+    import ifaddr
+    from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"muster.mesh needs {error.name}, which is not installed: {install_command('home')}",
+        name=error.name,
+    ) from error
 
 SERVICE: Final = "_muster._tcp.local."
 POLL_SECONDS: Final = 0.5
@@ -26,6 +33,20 @@ LEFT_OUT: Final = (
     *("docker", "br-", "veth", "virbr", "cni", "podman", "flannel"),  # of containers
     *("tun", "tap", "wg", "tailscale", "zt", "utun", "ppp"),  # of private networks
 )
+_TXT: Final = (b"host", b"node", b"cluster", b"protocol")
+
+
+class Announced(NamedTuple):
+    """What a process announces of itself in clear; nothing of it is proved."""
+
+    process_id: str
+    addresses: tuple[str, ...]
+    port: int
+    host: str
+    """The name of its machine."""
+    node_id: str
+    cluster: str
+    protocol: str
 
 
 def own_addresses() -> list[str]:
@@ -46,6 +67,8 @@ class Announcer:
     def __init__(self, network: Network, claim: Claim) -> None:
         self._network = network
         self._claim = claim
+        self.heard: dict[str, Announced] = {}
+        """What others announce now, by process id. Read by other threads."""
         self._addresses: list[str] | None = None
         self._zeroconf: Zeroconf | None = None
         self._is_closed = threading.Event()
@@ -77,9 +100,10 @@ class Announcer:
             addresses=[socket.inet_aton(address) for address in addresses or ["127.0.0.1"]],
             port=self._network.port,
             properties={
-                "protocol": str(PROTOCOL),
-                "cluster": self._claim.cluster,
-                "node": self._claim.node_id,
+                b"host": socket.gethostname(),
+                b"node": self._claim.node_id,
+                b"cluster": self._claim.cluster,
+                b"protocol": str(PROTOCOL),
             },
         )
         self._zeroconf.register_service(info)
@@ -91,9 +115,15 @@ class Announcer:
             self._zeroconf = None
 
     def _on_change(self, zeroconf: Zeroconf, name: str, **_: Any) -> None:  # noqa: ANN401
-        info = ServiceInfo(SERVICE, name)
+        info, process_id = ServiceInfo(SERVICE, name), name.removesuffix(f".{SERVICE}")
+        self.heard.pop(process_id, None)
         if not info.load_from_cache(zeroconf) or info.port is None:
             return  # removed: its link ends by itself
-        process_id = name.removesuffix(f".{SERVICE}")
-        for address in info.parsed_addresses(IPVersion.V4Only):
+        addresses = tuple(info.parsed_addresses(IPVersion.V4Only))
+        is_other = process_id != self._network.own_id
+        if addresses and is_other and len(self.heard) < NAME_LIMIT:
+            txt = [(info.properties.get(key) or b"").decode(errors="replace") for key in _TXT]
+            said = [txt[0] or process_id, *txt[1:]]
+            self.heard[process_id] = Announced(process_id, addresses, info.port, *said)
+        for address in addresses:
             self._network.find((address, info.port), process_id)

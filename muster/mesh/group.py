@@ -104,7 +104,7 @@ class Mesh:
         key = shared_key(os.environ, files.cluster_key)
         own = ProcessKey.make(cluster_name(os.environ), files.node_key)
         self.network = Network(mesh_identity(own, key), _listen(), PRESETS[preset])
-        self._announcer = Announcer(self.network, own.claim)
+        self.announcer = Announcer(self.network, own.claim)
 
     def meet(
         self, group: str, size: int | None, after: Sequence[Member], until: float
@@ -133,7 +133,7 @@ class Mesh:
                     raise PeerGone(rank, str(member))
 
     def close(self) -> None:
-        self._announcer.close()
+        self.announcer.close()
         self.network.close()
 
     def _connect(self, group: str, members: list[Member], token: bytes) -> MeshBackend:

@@ -54,6 +54,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     size: int | None = None
     known: tuple[str, ...] = ()
     """The ids of others that wait for the group."""
+    clock: float = 0.0
+    """Seconds since 1970 when it was sent."""
     turn: int = 0
     """Counts how often it has waited: an earlier group of the same name is over for it."""
 
@@ -156,6 +158,14 @@ class Network:
     def members(self) -> list[Member]:
         """Return who is linked now."""
         return self._do(lambda: [peer.member for peer in self._peers.values()])
+
+    def hellos(self) -> list[tuple[Member, Hello]]:
+        """Return who is linked now, and what each has said of itself last."""
+        return self._do(lambda: [(peer.member, peer.hello) for peer in self._peers.values()])
+
+    @property
+    def identity(self) -> MeshIdentity:
+        return self._identity
 
     def wait_for(self, group: str, size: int | None, after: Collection[str] = ()) -> None:
         """Begin to wait for a group; `formed` tells when it has come about.
@@ -405,7 +415,8 @@ class Network:
 
     def _current_hello(self) -> Hello:
         known = () if self._forming is None else tuple(sorted(self._forming.waiting))
-        return msgspec.structs.replace(self._hello, known=known[:NAME_LIMIT])
+        now = time.time()
+        return msgspec.structs.replace(self._hello, known=known[:NAME_LIMIT], clock=now)
 
     def _act(self) -> None:
         """Send what follows from what has happened, and have the times judged anew."""

@@ -103,12 +103,17 @@ def test_address_of_running_services_is_shown(tmp_path: Path, environ: dict[str,
     ],
 )
 def test_no_secret_is_shown(url: str, environ: dict[str, str]) -> None:
-    environ |= {"MUSTER_DATABASE_URL": url, "MUSTER_TOKEN": SECRET + 32 * "x"}
+    environ |= {
+        "MUSTER_DATABASE_URL": url,
+        "MUSTER_TOKEN": SECRET + 32 * "x",
+        "MUSTER_CLUSTER_KEY": SECRET,
+    }
     said = show("--origin")
     assert said.exit_code == 0
     assert SECRET not in said.output
     assert DIGITS not in said.output
     assert shown()["MUSTER_TOKEN"] == (MASK, "environment")
+    assert shown()["MUSTER_CLUSTER_KEY"] == (MASK, "environment")
 
 
 def test_database_without_a_secret_is_shown_as_it_is(environ: dict[str, str]) -> None:
