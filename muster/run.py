@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from muster.checkpoints.errors import RestoreDamaged, UnsupportedState
+from muster.checkpoints.errors import CheckpointMissing, RestoreDamaged, UnsupportedState
 from muster.checkpoints.manifest import ARITHMETIC
 from muster.checkpoints.nested import flatten, load_into, unflatten
 from muster.contracts.errors import MusterError
@@ -50,34 +50,45 @@ from muster.contracts.rank import COUNT_MAX, RankProgress
 from muster.contracts.series import LOSS
 from muster.contracts.settings.environ import RankSettings
 from muster.contracts.settings.paths import checkpoints_of_rank
+from muster.contracts.settings.services import ServiceSettings
 from muster.contracts.shards import Reading
 from muster.datasets.reader import SampleReader
 from muster.datasets.source import DataSource
-from muster.program import refuse_while_loaded
+from muster.program import InvalidProgram, refuse_while_loaded
 from muster.runtime.agent_client import AgentClient, AgentSocket
 from muster.runtime.exit_report import print_error
 from muster.runtime.heartbeat import Supervision
 from muster.runtime.save_timer import SaveTimer
 from muster.runtime.stderr_messages import flush_streams
-from muster.runtime.storage_client import open_checkpoints, open_data
+from muster.runtime.storage_client import Checkpoints, open_checkpoints, open_data
 
 if TYPE_CHECKING:
+    from muster.mesh.group import MeshBackend
+    from muster.mesh.replicas import ReplicaCheckpoints
     from muster.runtime.fingerprint import Fingerprint
 
 STOP_CHECK_SECONDS: Final = 0.1
 """time.sleep() resumes after a signal handler (PEP 475), so a long sleep is cut into pieces."""
 
 
-def join() -> "Run":
+def join(*, backend: "MeshBackend | None" = None) -> "Run":
     """Return this process's run, and start heartbeats if it has an agent.
+
+    `backend` is that of `muster.mesh.discover`: its members have checkpoints together.
 
     Installs a SIGTERM handler that sets `Run.should_stop`, and an exception hook that prints an
     uncaught error of Muster as one sentence (exit code 1). Raises `InvalidEnvironment`, and
-    `InvalidProgram` while a module is being loaded as the program of a managed job.
+    `InvalidProgram` while a module is being loaded as the program of a managed job, and for a
+    backend in one.
     """
     refuse_while_loaded()
-    settings = RankSettings.read(os.environ, world_size=1, job_id=own_job_id())
-    run = Run(settings, AgentClient(AgentSocket.of(settings)))
+    if backend is None:
+        settings = RankSettings.read(os.environ, world_size=1, job_id=own_job_id())
+    else:
+        settings = _settings_of(backend)
+    if backend is not None and settings.job_uid is not None:
+        raise InvalidProgram("a rank of a job has its group from it: call join() without backend")
+    run = Run(settings, AgentClient(AgentSocket.of(settings)), backend)
     atexit.register(run.exit_failed)  # called last
     run.start()
     return run
@@ -86,7 +97,10 @@ def join() -> "Run":
 class Run:
     """One rank's training run. For the main thread of a process."""
 
-    def __init__(self, settings: RankSettings, client: AgentClient) -> None:
+    def __init__(
+        self, settings: RankSettings, client: AgentClient, backend: "MeshBackend | None" = None
+    ) -> None:
+        """With a backend, whose members read and save the same, `settings` are of rank 0 of 1."""
         self.settings = settings
         self._total_steps: int | None = None
         self.reading: Final = Reading(rank=settings.rank, world_size=settings.world_size)
@@ -102,7 +116,8 @@ class Run:
         """Whether the program's loop is over. Set at the end of `batches` and of the last step; a
         program with another loop may set it, so that a slow exit after it is no failure."""
         earlier = ResumeFrom.parse(settings.resume_from or "")
-        session = OpenCheckpoints(
+        self._backend = backend
+        self._session: Final = OpenCheckpoints(
             location=self._checkpoints_of(settings.job_id),
             inherited=self._checkpoints_of(earlier.job) if earlier.job else None,
             inherited_step=earlier.step,
@@ -114,15 +129,15 @@ class Run:
             keep_last=settings.keep_last,
             restore_from=settings.restore_from,
         )
-        self._checkpoints: Final = open_checkpoints(settings, session, self._supervision.warn)
+        self._checkpoints = self._open(backend)
 
     @property
     def rank(self) -> int:
-        return self.settings.rank
+        return (self._backend or self.settings).rank
 
     @property
     def world_size(self) -> int:
-        return self.settings.world_size
+        return (self._backend or self.settings).world_size
 
     @property
     def restart_count(self) -> int:
@@ -180,14 +195,26 @@ class Run:
         self._supervision.start()
         atexit.register(self._close)
 
-    def restore(self, into: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    def restore(
+        self, into: Mapping[str, Any] | None = None, *, backend: "MeshBackend | None" = None
+    ) -> dict[str, Any] | None:
         """Return the state of the newest intact checkpoint, and seek to its position.
 
         `into` names objects with `state_dict` and `load_state_dict`; each loads its part of the
         state, once all are known to fit. None if there is no checkpoint. All ranks of a gang get
         the newest that all of them have; if only some ranks save, the others get None. From now on
         no earlier attempt of this rank can save. Raises a `CheckpointError` that says what to do.
+
+        A run with a backend restores together with all members, who call this, the newest that any
+        of them has; with a new `backend` it goes on as a member of that group. If it has taken
+        steps and no member has a checkpoint, it raises `CheckpointMissing`.
         """
+        if backend is not None:
+            if self._backend is None:
+                raise ValueError("this run has no backend: call muster.join(backend=backend) first")
+            self._checkpoints.close()
+            # Opened anew: another process of this host may have saved in the group before.
+            self._backend, self._checkpoints = backend, self._open(backend)
         try:
             self._checkpoints.claim()
             checkpoint = self._checkpoints.restore()
@@ -197,6 +224,9 @@ class Run:
             self._supervision.send_waiting(report)
             raise
         if checkpoint is None:
+            if self._backend is not None and self.steps_done:
+                # Some may have taken a step that others have not.
+                raise CheckpointMissing("no member has a checkpoint: start all scripts anew")
             return None
         ours = self._arithmetic()
         if ours is not None and (why := ours.difference(checkpoint.manifest)):
@@ -267,6 +297,9 @@ class Run:
         copied when this returns, another process saves it, and the next call waits for that.
         `flush` waits for it, and the end of the process does.
 
+        Of a run with a backend only the lowest rank of each host saves; elsewhere this returns at
+        once. The state has to be the same on all members.
+
         A state maps names to PyTorch tensors, numpy arrays, None, bools, ints, floats, strings, and
         lists, tuples and dicts of these. `restore` returns tensors on the CPU. Raises a
         `CheckpointError`; older checkpoints are then unchanged.
@@ -317,8 +350,15 @@ class Run:
 
         return known_arithmetic(str(getattr(sys.modules.get("torch"), "__version__", "")))
 
+    def _open(self, backend: "MeshBackend | None") -> "Checkpoints | ReplicaCheckpoints":
+        if backend is None:
+            return open_checkpoints(self.settings, self._session, self._supervision.warn)
+        from muster.mesh.replicas import ReplicaCheckpoints  # noqa: PLC0415  imports numpy
+
+        return ReplicaCheckpoints(self._session, self._supervision.warn, backend)
+
     def _checkpoints_of(self, job_id: str) -> str:
-        return str(checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.rank))
+        return str(checkpoints_of_rank(self.settings.checkpoint_dir, job_id, self.settings.rank))
 
     def _note_saved(self, step: int, size_bytes: int) -> None:
         self._checkpoints_saved += 1
@@ -362,10 +402,19 @@ class Run:
         )
 
 
-def own_job_id() -> str:
+def own_job_id(suffix: str = "") -> str:
     """Return the job id of a script without services: its file name.
 
     So two scripts in one directory do not share checkpoints.
     """
-    name = re.sub(r"[^A-Za-z0-9_-]", "-", Path(sys.argv[0]).stem)[:63]
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", Path(sys.argv[0]).stem + suffix)[:63]
     return name if re.fullmatch(JOB_ID_PATTERN, name) else "local"
+
+
+def _settings_of(backend: "MeshBackend") -> RankSettings:
+    """Return the settings of a script that runs alone, but that it saves in a place of its node."""
+    # Where nothing is set, below the data directory; nodes may share what is set.
+    place = ServiceSettings.read(os.environ, cores=1).checkpoint_dir
+    place /= backend.members[backend.rank].node_id
+    environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "CHECKPOINT_DIR": str(place)}
+    return RankSettings.read(environ, world_size=1, job_id=own_job_id(f"-{backend.group}"))
