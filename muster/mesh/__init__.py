@@ -9,6 +9,8 @@ announce.py             multicast DNS
 network.py              the thread that owns the links
 forming.py, health.py   who becomes a group; who is lost. Pure
 group.py                `discover`, and the backend
+replicas.py             checkpoints of members, restored together
+doctor.py               why another machine does not answer
 doctor.py               what stands between this process and another machine
 """
 
