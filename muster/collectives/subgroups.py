@@ -86,6 +86,10 @@ class SubBackend(Backend):
             timeout_seconds=timeout_seconds,
         )
 
+    def probe(self, tag: Tag = MESSAGE, *, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
+        source = self._parent.probe(self._in_parent(tag), timeout_seconds=timeout_seconds)
+        return self._members.index(source)
+
     def abort(self, tag: Tag, reason: str) -> None:
         self._parent.abort(self._in_parent(tag), reason)
 

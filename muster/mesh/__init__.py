@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 __all__: Final = ["MeshBackend", "PeerGone", "discover"]
 
+last_discovered: "MeshBackend | None" = None
+"""The backend of the group that this process has discovered last."""
+
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be anything
     if name not in __all__:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from socket import socket
 from typing import Final
 
+import muster.mesh
 from muster.collectives.backend import MESSAGE, TIMEOUT_SECONDS, Data, Tag, Target
 from muster.collectives.errors import Aborted, ChannelClosed, CollectiveError, Timeout
 from muster.collectives.transports.handshake import Membership
@@ -159,7 +160,8 @@ class Mesh:
             )
         finally:
             self.network.listen()
-        return MeshBackend(own, connections, self, group, members)
+        muster.mesh.last_discovered = MeshBackend(own, connections, self, group, members)
+        return muster.mesh.last_discovered
 
     def _timeout(self, group: str, size: int | None) -> Timeout:
         network = self.network

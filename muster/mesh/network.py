@@ -77,7 +77,14 @@ class OfGroup(msgspec.Struct, frozen=True, kw_only=True, tag="of_group"):
     message: FormingMessage
 
 
-Message: TypeAlias = Hello | Probe | Answer | Leave | OfGroup
+class Note(msgspec.Struct, frozen=True, kw_only=True, tag="note"):
+    """Of a part of the program above this module, such as the store of a torch group."""
+
+    topic: str
+    payload: bytes
+
+
+Message: TypeAlias = Hello | Probe | Answer | Leave | OfGroup | Note
 
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -129,6 +136,9 @@ class Network:
         """Who was linked and is gone. Read by other threads, while calls wait."""
         self.warnings: dict[str, None] = {}
         """Why others were refused, each once."""
+        self.readers: dict[str, Callable[[str, bytes], bytes | None]] = {}
+        """What takes the notes of a topic, with the id of their sender, in the thread of the loop,
+        and may answer."""
         self._identity = identity
         self._listening = listening
         self._health = Health(preset)
@@ -218,6 +228,10 @@ class Network:
             self._say(msgspec.structs.replace(self._hello, group=None, size=None, known=()))
 
         self._do(end)
+
+    def send_note(self, process_id: str, topic: str, payload: bytes) -> None:
+        """Send a note to a linked process; it is lost if the link breaks."""
+        self._do(lambda: self._send(process_id, Note(topic=topic, payload=payload)))
 
     def lend_listener(self) -> socket.socket:
         """Return the socket that others connect to; this network accepts no more until `listen`."""
@@ -373,6 +387,9 @@ class Network:
                 peer.has_left = True
             case OfGroup(group=group, message=said) if self._forming and group == self._hello.group:
                 self._forming.receive(process_id, said, time.monotonic())
+            case Note(topic=topic, payload=payload) if topic in self.readers:
+                if answer := self.readers[topic](process_id, payload):
+                    self._send(process_id, Note(topic=topic, payload=answer))
         self._act()
 
     def _compare(self, peer: _Peer) -> None:

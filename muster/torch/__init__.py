@@ -19,6 +19,7 @@ saved.py          which of the checkpoints of these trainers are complete
 process_group.py  ``init_process_group("muster")``, for all that uses torch.distributed
 work.py           the tensors of its operations, and what these return
 connect.py        how the ranks of such a group meet
+store.py          ``init_method="muster://"``: they are those that `muster.mesh` has discovered
 backend.py        our collectives over a group that torch already has
 """
 
@@ -59,6 +60,9 @@ def _create_group(options: Any, more: Any) -> Any:  # noqa: ANN401  torch's
 
 
 if torch.distributed.is_available():
+    from muster.torch.distributed.store import meet
+
+    torch.distributed.register_rendezvous_handler("muster", meet)
     torch.distributed.Backend.register_backend(
         "muster", _create_group, extended_api=True, devices=["cpu", "cuda"]
     )

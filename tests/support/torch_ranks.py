@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,7 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import muster.torch
 from muster.collectives import all_gather, all_reduce
+from muster.collectives.data_parallel import DataParallel
 from muster.collectives.errors import ChannelClosed, SizeMismatch, Timeout
+from muster.mesh import MeshBackend, PeerGone, discover
 from muster.torch.distributed.connect import connect
 from muster.torch.distributed.process_group import MusterProcessGroup, Options
 
@@ -107,10 +110,25 @@ def store_of(path: str, world_size: int) -> dist.Store:
     return dist.FileStore(path, world_size)
 
 
+@cache
+def discovered(path: str) -> MeshBackend:
+    """Return the group of the ranks as processes of a household of their own."""
+    data_dir = Path(f"{path}-{os.environ['RANK']}")
+    os.environ |= {"MUSTER_DATA_DIR": str(data_dir), "MUSTER_CLUSTER_KEY": path}
+    return discover(int(os.environ["WORLD_SIZE"]) - 1, PATIENCE_SECONDS)
+
+
 @contextmanager
 def default_group(backend: str, timeout_seconds: float = PATIENCE_SECONDS) -> Iterator[int]:
     """Make the default group and destroy it; yield the rank."""
     world_size = int(os.environ["WORLD_SIZE"])
+    if backend == "home":
+        discovered(os.environ["STORE"])
+        timeout = timedelta(seconds=timeout_seconds)
+        dist.init_process_group("muster", init_method="muster://", timeout=timeout)
+        yield dist.get_rank()
+        dist.destroy_process_group()
+        return
     dist.init_process_group(
         backend,
         store=store_of(os.environ["STORE"], world_size),
@@ -595,3 +613,97 @@ def death_over_gloo() -> str:
     except ChannelClosed as error:
         return f"rank {error.rank} is gone"
     return "it went on"
+
+
+# Groups that were discovered
+
+
+def at_home() -> dict[str, Any]:
+    """Return what a process of a household sees, from before it has discovered a group."""
+    seen: dict[str, Any] = {"refused": []}
+
+    def refuse(**arguments: int) -> None:
+        try:
+            dist.init_process_group("muster", init_method="muster://", **arguments)
+        except ValueError as error:
+            seen["refused"].append(str(error))
+
+    refuse()
+    backend = discovered(os.environ["STORE"])
+    refuse(rank=backend.rank, world_size=9)
+    with default_group("home") as rank:
+        seen["listening"] = [
+            each.laddr.port == backend.mesh.network.port
+            for each in psutil.Process().net_connections("inet")
+            if each.status == psutil.CONN_LISTEN
+        ]
+        seen["rank"] = rank == backend.rank
+        tensor = torch.full((3,), float(rank))
+        if rank == 0:
+            seen["from"] = [dist.recv(torch.zeros(3)) for _ in range(backend.world_size - 1)]
+        else:
+            dist.send(tensor, 0)
+    seen["store"] = _uses_of_a_store(backend.rank, backend.world_size)
+    weights, gradient = torch.zeros(3, requires_grad=True), tensor
+    parallel = DataParallel([weights], backend)
+    parallel.ready(0, gradient)
+    (averaged,) = parallel.finish()
+    seen["average"] = averaged.tolist()
+    return seen
+
+
+def _uses_of_a_store(rank: int, size: int) -> list[Any]:
+    """Return what the methods of a store give, and the errors of those that cannot be."""
+    store, *_ = next(dist.rendezvous("muster://"))
+    prefixed = dist.PrefixStore("prefix", store)
+    added = prefixed.add("count", 1)
+    prefixed.set(f"rank {rank}", bytes([255, rank]))
+    others = [prefixed.get(f"rank {other}") for other in range(size)]
+    prefixed.add("have read", 1)
+    while prefixed.add("have read", 0) < size:
+        pass
+    results: list[Any] = [1 <= added <= size, others]
+    if rank == size - 1:
+        results += [
+            prefixed.check(["count", "no such key"]),
+            prefixed.compare_set("new", "", "first"),
+            prefixed.compare_set("new", "else", "second"),
+            prefixed.num_keys(),
+            prefixed.delete_key("new"),
+            prefixed.delete_key("new"),
+        ]
+        for call in (
+            lambda: prefixed.wait(["no such key"], timedelta(seconds=0.1)),
+            lambda: prefixed.add("rank 0", 1),
+            lambda: prefixed.set("long", "x" * (1 << 20)),
+        ):
+            try:
+                call()
+            except dist.DistStoreError as error:
+                results.append(str(error))
+    prefixed.add("have done", 1)
+    while prefixed.add("have done", 0) < size:  # rank 0 has the data
+        pass
+    return results
+
+
+def met_anew() -> list[Any]:
+    """Return what those see that go on when the last rank of three ends."""
+    backend = discovered(os.environ["STORE"])
+    with default_group("home") as rank:
+        dist.barrier()
+        if rank == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            dist.all_reduce(torch.ones(1))
+        except dist.DistBackendError as error:
+            seen: list[Any] = [type(error.__cause__).__name__]
+        try:
+            next(dist.rendezvous("muster://"))
+        except PeerGone as error:
+            seen.append(type(error).__name__)
+    new = discover(after=backend)
+    with default_group("home"):
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        return [*seen, dist.get_world_size() == new.world_size, tensor.item()]

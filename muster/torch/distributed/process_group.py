@@ -37,6 +37,7 @@ from muster.collectives.operations import (
     reduce_scatter,
 )
 from muster.torch.distributed.connect import connect
+from muster.torch.distributed.store import view_of
 from muster.torch.distributed.work import MusterWork, Operand, unsupported
 
 Tensor: TypeAlias = torch.Tensor
@@ -104,7 +105,8 @@ class MusterProcessGroup(dist.ProcessGroup):
         """Return the group once all its ranks have met; torch calls this in `new_group`, too."""
         rank, world_size, timeout = options.group_rank, options.group_size, options.timeout
         try:
-            return cls(options, connect(options.store, rank, world_size, timeout))
+            found = view_of(options.store, options.global_ranks_in_group or range(world_size))
+            return cls(options, found or connect(options.store, rank, world_size, timeout))
         except CollectiveError as error:
             raise dist.DistBackendError(
                 f"the ranks of group {options.group_id} did not meet: {error}"

@@ -8,6 +8,7 @@ pytest.importorskip("torch")
 
 from tests.support.torch_ranks import (
     KILLED,
+    at_home,
     callbacks_that_wait,
     columns,
     death_over_gloo,
@@ -16,6 +17,7 @@ from tests.support.torch_ranks import (
     groups_one_after_the_other,
     late_rank,
     messages_in_a_ring,
+    met_anew,
     operation_with_a_death,
     over_gloo,
     profiled,
@@ -177,3 +179,62 @@ def test_our_collectives_run_over_gloo(tmp_path: Path) -> None:
 
 def test_death_over_gloo_ends_our_collectives(tmp_path: Path) -> None:
     assert run_ranks(death_over_gloo, 2, tmp_path / "store") == ["rank 1 is gone", KILLED]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_discovered_group_trains_to_the_same_bits(world_size: int, tmp_path: Path) -> None:
+    found, met = (
+        run_ranks(trained, world_size, tmp_path / backend, backend, "ddp")
+        for backend in ("home", "tcp")
+    )
+    assert found == met
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_discovered_group_needs_no_other_port(world_size: int, tmp_path: Path) -> None:
+    answers = run_ranks(at_home, world_size, tmp_path / "store")
+    for answer in answers:
+        no_group, other_size = answer["refused"]
+        assert no_group == "muster:// needs a group: call muster.mesh.discover(peers=…) first"
+        assert other_size.endswith("give init_process_group no other rank and world_size")
+        assert answer["listening"] == [True]
+        assert answer["rank"] is True
+        assert answer["average"] == [sum(range(world_size)) / world_size] * 3
+        is_right, values, *_ = answer["store"]
+        assert is_right
+        assert values == [bytes([255, rank]) for rank in range(world_size)]
+    assert [sorted(answer["from"]) for answer in answers if "from" in answer] == [
+        [*range(1, world_size)]
+    ]
+    (last,) = [answer["store"][2:] for answer in answers if len(answer["store"]) > 2]
+    is_there, created, kept, keys, is_removed, is_removed_again, *errors = last
+    assert (is_there, is_removed, is_removed_again) == (False, True, False)
+    assert (created, kept) == (b"first", b"first")
+    assert keys >= world_size + 3
+    assert [error.lstrip("0123456789 ").partition(":")[0] for error in errors] == [
+        "wait timeout",
+        "add failed in the store",
+        "bytes are too long for a store",
+    ]
+
+
+def test_parts_of_a_discovered_group_work(tmp_path: Path) -> None:
+    answers = run_ranks(groups_of_some, 4, tmp_path / "store", "home")
+    assert sorted(answers) == sorted(
+        [
+            [11, 1101, 1111],
+            [11, 110, 1111],
+            [1100, 1101, 110, 1111],
+            [1100, 1101, 1000, 1111],
+        ]
+    )
+
+
+def test_discovered_group_can_be_made_again(tmp_path: Path) -> None:
+    assert run_ranks(groups_one_after_the_other, 2, tmp_path / "store", "home") == [[2] * 3] * 2
+
+
+def test_new_group_follows_a_meeting_anew(tmp_path: Path) -> None:
+    answers = run_ranks(met_anew, 3, tmp_path / "store")
+    survivors = [answer for answer in answers if answer != KILLED]
+    assert survivors == [["PeerGone", "PeerGone", True, 2.0]] * 2

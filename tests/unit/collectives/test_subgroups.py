@@ -38,6 +38,20 @@ def test_peers_are_those_of_the_view() -> None:
         view.to_global(2)
 
 
+def test_probe_finds_messages_of_the_view_only() -> None:
+    def rank(parent: Backend) -> int | None:
+        if parent.rank == 0:
+            parent.send(2, b"of the parent")
+            return None
+        view = SubBackend(parent, [1, 2])
+        if view.rank == 0:
+            view.send(1, b"of the view")
+            return None
+        return view.probe()
+
+    assert run_ranks(SimulatedBackend.create_group(3), rank) == [None, None, 0]
+
+
 def test_messages_of_views_and_parent_never_match() -> None:
     """Even of two views of the same ranks, one of which is a view of the other."""
 
