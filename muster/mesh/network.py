@@ -228,7 +228,9 @@ class Network:
         while True:
             seconds = min(self._wake_at() - time.monotonic(), 1.0)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), max(seconds, 0))
+                # Not `wait_for`, which may lose a cancellation before Python 3.12.
+                async with asyncio.timeout(max(seconds, 0)):
+                    await self._changed.wait()
             self._changed.clear()
             # What has come is read before anyone is judged.
             for _ in range(3):
@@ -322,7 +324,8 @@ class Network:
             case Leave():
                 peer.has_left = True
             case OfGroup(group=group, message=said) if self._forming and group == self._hello.group:
-                self._forming.receive(process_id, said, time.monotonic())
+                if self._waits_now(peer):  # not the last words of an earlier group
+                    self._forming.receive(process_id, said, time.monotonic())
         self._act()
 
     def _compare(self, peer: _Peer) -> None:
@@ -338,10 +341,16 @@ class Network:
                     f"process for one of {self._hello.size}: give all the same number of peers"
                 )
             self._forming.lose(process_id, now)
-        elif hello.turn > self._left.get(process_id, 0):
+        elif self._waits_now(peer):
             self._forming.meet(process_id, now, is_after=hello.size is None)
             for other in peer.hello.known:
                 self._forming.mention(other, now)
+        elif (closed := self._forming.closed) and process_id in closed.members:
+            # Its link is new: the first word of this may be lost.
+            self._send(process_id, OfGroup(group=hello.group or "", message=closed))
+
+    def _waits_now(self, peer: _Peer) -> bool:
+        return peer.hello.turn > self._left.get(peer.claim.process_id, 0)
 
     def _lose(self, process_id: str) -> None:
         peer = self._peers.pop(process_id, None)

@@ -65,7 +65,9 @@ def test_the_keys_of_others_cannot_be_claimed(tmp_path: Path, field: str, is_cal
     own, victim = identity(tmp_path), identity(tmp_path / "other")
     taken = {field: getattr(victim.own.claim, field)}
     liar = forged(identity(tmp_path), msgspec.structs.replace(own.own.claim, **taken))
-    with pytest.raises(AuthenticationFailed, match="does not have the key that it names|called itself"):
+    with pytest.raises(
+        AuthenticationFailed, match="does not have the key that it names|called itself"
+    ):
         meet(*((liar, victim) if is_caller else (victim, liar)))
 
 
