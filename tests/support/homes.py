@@ -43,7 +43,7 @@ class HomeScript:
     def answer(self, timeout_seconds: float = DEADLINE_SECONDS) -> dict[str, Any]:
         assert select([self._lines], [], [], timeout_seconds)[0], "no answer"
         said = self._lines.readline()
-        assert said, "the script has ended"
+        assert said.startswith(b"{"), said.decode() + self._lines.read(10_000).decode()
         return dict(json.loads(said))
 
     def call(self, verb: str, **options: Option) -> dict[str, Any]:

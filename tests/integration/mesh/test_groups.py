@@ -69,6 +69,8 @@ def test_an_interrupted_search_leaves_no_thread(host: Host, home: Household) -> 
     script.ask("discover", peers=1, timeout_seconds=SOON_SECONDS)
     assert script.answer()["error"] == "Timeout"
     script.ask("discover", peers=1)
+    tasks = Path(f"/proc/{script.pid}/task")
+    await_value(lambda: len([*tasks.iterdir()]) >= 4, lambda: str([*tasks.iterdir()]))
     script.kill(signal.SIGINT)
     said = script.answer()
     assert said["error"] == "KeyboardInterrupt"
