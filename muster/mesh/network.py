@@ -298,8 +298,11 @@ class Network:
             has_ended = True
         finally:
             peer.links.remove(link)
-            if has_ended and not peer.links and self._peers.get(claim.process_id) is peer:
-                self._lose(claim.process_id)
+            if self._peers.get(claim.process_id) is peer:
+                if peer.links:
+                    self._renew(peer)
+                elif has_ended:
+                    self._lose(claim.process_id)
 
     def _join(self, claim: Claim, hello: Hello, link: ServedLink) -> _Peer:
         peer = self._peers.get(claim.process_id)
@@ -352,6 +355,14 @@ class Network:
     def _waits_now(self, peer: _Peer) -> bool:
         return peer.hello.turn > self._left.get(peer.claim.process_id, 0)
 
+    def _renew(self, peer: _Peer) -> None:
+        """Begin anew over another link: words may be lost with the old one."""
+        if self._forming is not None:
+            self._forming.lose(peer.claim.process_id, time.monotonic())
+        self._send(peer.claim.process_id, self._current_hello())
+        self._compare(peer)
+        self._act()
+
     def _lose(self, process_id: str) -> None:
         peer = self._peers.pop(process_id, None)
         if peer is None:
@@ -370,7 +381,8 @@ class Network:
     def _send(self, process_id: str, message: Message) -> None:
         if peer := self._peers.get(process_id):
             is_probe = isinstance(message, Probe)  # one of two links may be cut
-            for link in peer.links if is_probe else peer.links[:1]:
+            links = [link for link in peer.links if not link.writer.is_closing()]
+            for link in links if is_probe else links[:1]:
                 with suppress(OSError):
                     link.send(encode(message))
 

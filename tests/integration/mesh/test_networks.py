@@ -1,9 +1,6 @@
 """Networks of a household that link, meet and lose each other over real sockets."""
 
-import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,13 +16,11 @@ from muster.mesh.forming import Closed
 from muster.mesh.health import Preset
 from muster.mesh.identity import ProcessKey, mesh_identity
 from muster.mesh.network import Network
-from tests.support import forwarder
 from tests.support.installation import await_value
 
 DEADLINE_SECONDS = 15.0
 SECRET = bytes(32)
 PRESET = Preset(every_seconds=0.1, timeout_seconds=1.0, failures=3)
-LIMIT_SECONDS = 1.5
 
 GARBAGE = {
     "a length of 2^63": (1 << 63).to_bytes(8, "little") * 8,
@@ -218,24 +213,6 @@ def test_one_that_closes_is_not_gone(home: Home) -> None:
     other.close()
     await_value(lambda: not own.members(), lambda: str(own.members()))
     assert own.gone == {}
-
-
-def test_a_silent_link_beside_another_loses_no_one(home: Home) -> None:
-    own, other = home.add(), home.add()
-    command = [sys.executable, forwarder.__file__, str(other.port)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as between:
-        assert between.stdout is not None
-        own.find(("127.0.0.1", int(between.stdout.readline())))
-        await_link(own, other)
-        find(own, other)
-        find(other, own)
-        other.find(("127.0.0.2", own.port), "p-unknown")
-        await_link(other, own)
-        between.send_signal(signal.SIGSTOP)
-        lost = threading.Event()
-        assert not lost.wait(LIMIT_SECONDS)
-        assert own.gone == other.gone == {}
-        between.kill()
 
 
 def test_nothing_is_left_of_a_network(tmp_path: Path) -> None:
