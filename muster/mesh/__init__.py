@@ -6,7 +6,8 @@
 
 secret.py, identity.py  what proves household, node and process
 announce.py             multicast DNS
-network.py              the thread that owns the links
+network.py, calls.py    the thread that owns the links, and whom it calls
+messages.py             what goes over them
 forming.py, health.py   who becomes a group; who is lost. Pure
 group.py                `discover`, and the backend
 replicas.py             checkpoints of members, restored together

@@ -71,6 +71,7 @@ class Announcer:
         """What others announce now, by process id. Read by other threads."""
         self._addresses: list[str] | None = None
         self._zeroconf: Zeroconf | None = None
+        self._browser: ServiceBrowser | None = None
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muster announces", daemon=True)
         self._thread.start()
@@ -107,9 +108,12 @@ class Announcer:
             },
         )
         self._zeroconf.register_service(info)
-        ServiceBrowser(self._zeroconf, SERVICE, handlers=[self._on_change])
+        self._browser = ServiceBrowser(self._zeroconf, SERVICE, handlers=[self._on_change])
 
     def _withdraw(self) -> None:
+        if self._browser is not None:
+            self._browser.cancel()  # its thread would outlive zeroconf
+            self._browser = None
         if self._zeroconf is not None:
             self._zeroconf.close()
             self._zeroconf = None

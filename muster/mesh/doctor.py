@@ -18,8 +18,10 @@ from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.links.serving import connect
 from muster.links.session import Caller, ProtocolDiffers
 from muster.mesh.announce import Announced, own_addresses
+from muster.mesh.calls import Address
 from muster.mesh.group import PORTS
-from muster.mesh.network import Address, Hello, Leave, Network, decode
+from muster.mesh.messages import Hello, Leave, decode
+from muster.mesh.network import Network
 
 REACH_SECONDS: Final = 3.0
 CLOCK_SECONDS: Final = 60.0

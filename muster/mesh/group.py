@@ -4,15 +4,16 @@ import errno
 import os
 import time
 from collections.abc import Sequence
+from functools import partial
 from socket import socket
 from typing import Final
 
 import muster.mesh
 from muster.collectives.backend import MESSAGE, TIMEOUT_SECONDS, Data, Tag, Target
-from muster.collectives.errors import Aborted, ChannelClosed, CollectiveError, Timeout
+from muster.collectives.errors import Aborted, ChannelClosed, CollectiveError, Timeout, Unsupported
 from muster.collectives.transports.handshake import Membership
 from muster.collectives.transports.rendezvous import Connections, Endpoint, rendezvous
-from muster.collectives.transports.tcp import TcpBackend
+from muster.collectives.transports.tcp import TcpBackend, listed
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
 from muster.host.private import make_private
@@ -20,13 +21,12 @@ from muster.links.serving import listen
 from muster.mesh.announce import Announcer
 from muster.mesh.health import PRESETS
 from muster.mesh.identity import ProcessKey, mesh_identity
-from muster.mesh.network import Member, Network
-from muster.mesh.secret import NoSecret, cluster_name, shared_key
+from muster.mesh.network import NAME_LIMIT, Member, Network
+from muster.mesh.secret import cluster_name, shared_key
 
 PORTS: Final = range(52416, 52448)
 MEETING_SECONDS: Final = 10.0
 """For the connections between members, once they know that they are a group."""
-POLL_SECONDS: Final = 0.01
 
 
 class PeerGone(ChannelClosed):
@@ -47,7 +47,7 @@ class MeshBackend(TcpBackend):
         self,
         own: Membership,
         connections: Connections,
-        mesh: "Mesh",
+        mesh: "Mesh | None",
         group: str,
         members: Sequence[Member],
     ) -> None:
@@ -55,7 +55,9 @@ class MeshBackend(TcpBackend):
         """By rank."""
         self.group = group
         self.mesh = mesh
-        super().__init__(own, connections, on_wait=lambda: mesh.check(self.members))
+        """None for a list of addresses: then a connection that ends shows that a member is gone."""
+        on_wait = (lambda: None) if mesh is None else partial(mesh.check, self.members)
+        super().__init__(own, connections, on_wait=on_wait)
 
     def exchange(
         self,
@@ -78,7 +80,8 @@ class MeshBackend(TcpBackend):
 
     def close(self) -> None:
         super().close()
-        self.mesh.close()
+        if self.mesh and self.mesh.backend is self:  # not one that has met anew meanwhile
+            self.mesh.close()
 
     def _named(self, error: ChannelClosed | Aborted) -> CollectiveError:
         """Return the error with the name of the member that is gone, if one is."""
@@ -89,7 +92,9 @@ class MeshBackend(TcpBackend):
         # Another rank has left the operation first, and says who is gone.
         for rank, member in enumerate(self.members):
             if member.process_id in error.reason:
-                return PeerGone(rank, str(member))
+                # The one who is cut off may read that it is gone itself.
+                lost = error.rank if rank == self.rank else rank
+                return PeerGone(lost, str(self.members[lost]))
         return error
 
 
@@ -99,32 +104,38 @@ class Mesh:
     def __init__(self, preset: str) -> None:
         """Raises `NoSecret`, `UnusableDirectory`, `InvalidEnvironment` and OSError."""
         if preset not in PRESETS:
-            raise NoSecret(f"there is no preset {preset!r}: use one of {', '.join(PRESETS)}")
+            raise Unsupported(f"there is no preset {preset!r}: use one of {', '.join(PRESETS)}")
         files = DataDir(ServiceSettings.read(os.environ, cores=1).data_dir)
         make_private(files.root)
         key = shared_key(os.environ, files.cluster_key)
         own = ProcessKey.make(cluster_name(os.environ), files.node_key)
         self.network = Network(mesh_identity(own, key), _listen(), PRESETS[preset])
         self.announcer = Announcer(self.network, own.claim)
+        self.backend: MeshBackend | None = None
+        """Of the group that has met last."""
+        self.is_closed = False
 
     def meet(
-        self, group: str, size: int | None, after: Sequence[Member], until: float
+        self, group: str, size: int | None, after: Sequence[Member], timeout_seconds: float
     ) -> MeshBackend:
         """Return the backend once the group is connected. Raises `Timeout`."""
-        network = self.network
-        while True:
-            network.wait_for(group, size, [member.process_id for member in after])
-            while (closed := network.formed()) is None:
-                if time.monotonic() >= until:
-                    raise self._timeout(group, size)
-                time.sleep(POLL_SECONDS)
-            try:
-                members = network.members_of(closed)
-                return self._connect(group, members, closed.token)
-            except (CollectiveError, KeyError):
-                # One has died meanwhile; the others begin again, as this process does.
-                if time.monotonic() >= until:
-                    raise
+        until = time.monotonic() + timeout_seconds
+        try:
+            while True:
+                formed = self.network.wait_for(group, size, [each.process_id for each in after])
+                try:
+                    closed = formed.result(max(until - time.monotonic(), 0))
+                    members = self.network.members_of(closed)
+                    self.backend = self._connect(group, members, closed.token)
+                except (CollectiveError, KeyError, TimeoutError) as error:
+                    # One has died meanwhile; the others begin again, as this process does.
+                    if time.monotonic() >= until:
+                        raise self._timeout(group, size, timeout_seconds) from error
+                else:
+                    return self.backend
+        except BaseException:
+            self.network.stop_waiting()
+            raise
 
     def check(self, members: Sequence[Member]) -> None:
         """Raise `PeerGone` if one of them is gone."""
@@ -134,6 +145,7 @@ class Mesh:
                     raise PeerGone(rank, str(member))
 
     def close(self) -> None:
+        self.is_closed = True
         self.announcer.close()
         self.network.close()
 
@@ -163,14 +175,16 @@ class Mesh:
         muster.mesh.last_discovered = MeshBackend(own, connections, self, group, members)
         return muster.mesh.last_discovered
 
-    def _timeout(self, group: str, size: int | None) -> Timeout:
+    def _timeout(self, group: str, size: int | None, seconds: float) -> Timeout:
         network = self.network
         linked = ", ".join(map(str, network.members())) or "no one"
-        problems = "".join(f"; {warning}" for warning in network.warnings)
+        problems = "".join(f"; {warning}" for warning in list(network.warnings))
         full = ", ".join(map(str, network.waits_with()))
         full = f"; a group of that name lives: {full}" if full else ""
         waited = "the others" if size is None else f"{size - 1} others"
-        return Timeout(0, f"{waited} in the group {group!r}; linked: {linked}{full}{problems}")
+        return Timeout(
+            seconds, f"{waited} in the group {group!r}; linked: {linked}{full}{problems}"
+        )
 
 
 def discover(
@@ -180,23 +194,53 @@ def discover(
     group: str = "default",
     preset: str = "default",
     after: MeshBackend | None = None,
+    addresses: Sequence[str] | None = None,
+    rank: int = -1,
 ) -> MeshBackend:
     """Return the backend of this script and `peers` others of the household that wait as well.
 
     `group` keeps runs apart. With `after` the members of an earlier group that are alive, and
     scripts that wait now, meet anew under its name; that backend is closed.
+
+    With `addresses` no one is searched for: each is ``"host"`` or ``"host:port"``, their order
+    gives the ranks, and `rank` is that of this machine. Such a group does not meet anew.
+
+    Raises `Timeout`, `Unsupported`, `NoSecret`, `UnusableDirectory` and OSError.
     """
-    until = time.monotonic() + timeout_seconds
+    if (peers, after, addresses).count(None) < 2:  # noqa: PLR2004  one way, or none
+        raise Unsupported("discover() takes one of peers=, after= and addresses=")
+    if addresses is not None:
+        return _connect_listed(addresses, rank, group, timeout_seconds)
     if after is not None:
-        mesh, group, members = after.mesh, after.group, after.members
+        if after.mesh is None or after.mesh.is_closed:
+            raise Unsupported(
+                "discover(after=) takes a backend of discover(peers=) before its close()"
+            )
         TcpBackend.close(after)
-        return mesh.meet(group, None, members, until)
+        return after.mesh.meet(after.group, None, after.members, timeout_seconds)
+    size = 1 + (1 if peers is None else peers)
+    if not 1 < size <= NAME_LIMIT:
+        raise Unsupported(f"discover(peers={peers}): wait for 1 to {NAME_LIMIT - 1} others")
     mesh = Mesh(preset)
     try:
-        return mesh.meet(group, 1 + (peers or 1), [], until)
+        return mesh.meet(group, size, [], timeout_seconds)
     except BaseException:
         mesh.close()
         raise
+
+
+def _connect_listed(
+    addresses: Sequence[str], rank: int, group: str, timeout_seconds: float
+) -> MeshBackend:
+    """Return the backend of a list of machines, which prove the secret of the household."""
+    files = DataDir(ServiceSettings.read(os.environ, cores=1).data_dir)
+    key = shared_key(os.environ, files.cluster_key)
+    own, endpoints = listed(addresses, rank, f"{key.hex()} {group}")
+    members = [Member(f"{host}:{port}", host, host, (host, port)) for host, port, _ in endpoints]
+    connections = rendezvous(
+        own, endpoints[0][:2], endpoints=endpoints, timeout_seconds=timeout_seconds
+    )
+    return MeshBackend(own, connections, None, group, members)
 
 
 def _listen() -> socket:

@@ -10,6 +10,7 @@ A link that the network has cut is made again: whether the peer is gone, `health
 """
 
 import asyncio
+import os
 import secrets
 import socket
 import threading
@@ -19,78 +20,29 @@ from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
+from weakref import WeakSet
 
 import msgspec
 
 from muster.contracts.errors import AuthenticationFailed, WireError, printable
 from muster.links.serving import LinkServer, ServedLink, connect
 from muster.links.session import Answerer, Caller, Session
-from muster.mesh.forming import Closed, Forming, FormingMessage
+from muster.mesh.calls import Address, Calls
+from muster.mesh.forming import Closed, Forming
 from muster.mesh.health import Health, Preset
 from muster.mesh.identity import Claim, MeshIdentity, claim_of
+from muster.mesh.messages import Hello, Leave, Message, Note, OfGroup, Probe, decode, encode
 
-Address: TypeAlias = tuple[str, int]
 Result = TypeVar("Result")
 
-REDIAL_SECONDS: Final = 0.5
-CONNECT_SECONDS: Final = 5.0
-LEAVE_SECONDS: Final = 0.05
-"""For the last words of this process."""
+LEAVE_SECONDS: Final = 0.05  # for the last words of this process
 
 TOKEN_BYTES: Final = 32
-NAME_LIMIT: Final = 64
-"""Addresses that are called, and members that are remembered: strangers may announce any number."""
+NAME_LIMIT: Final = 64  # of members and refusals that are remembered
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """What a process is and waits for; sent first, and whenever it changes."""
-
-    host: str
-    """The name of the machine, for people."""
-    port: int
-    group: str | None = None
-    """For which group it waits; None while it waits for none."""
-    size: int | None = None
-    known: tuple[str, ...] = ()
-    """The ids of others that wait for the group."""
-    clock: float = 0.0
-    """Seconds since 1970 when it was sent."""
-    turn: int = 0
-    """Counts how often it has waited: an earlier group of the same name is over for it."""
-
-
-class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
-    """A question whether the other end lives; anything is an answer."""
-
-
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """To a probe."""
-
-
-class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
-    """The process ends by itself: its calls are over, so it is not gone for others."""
-
-
-class OfGroup(msgspec.Struct, frozen=True, kw_only=True, tag="of_group"):
-    group: str
-    message: FormingMessage
-
-
-class Note(msgspec.Struct, frozen=True, kw_only=True, tag="note"):
-    """Of a part of the program above this module, such as the store of a torch group."""
-
-    topic: str
-    payload: bytes
-
-
-Message: TypeAlias = Hello | Probe | Answer | Leave | OfGroup | Note
-
-_decoder: Final = msgspec.msgpack.Decoder(Message)
-_encode: Final = msgspec.msgpack.Encoder().encode
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Member:
     """One process of a group, as this one reaches it."""
 
@@ -110,8 +62,6 @@ class _Peer:
     claim: Claim
     hello: Hello
     links: list[ServedLink] = field(default_factory=list)
-    host: str = ""
-    """The address of its machine, as this one reaches it."""
     has_left: bool = False
 
     @property
@@ -120,7 +70,8 @@ class _Peer:
             process_id=self.claim.process_id,
             node_id=self.claim.node_id,
             host=printable(self.hello.host)[:NAME_LIMIT],
-            address=(self.host, self.hello.port),
+            # The newest link: older ones may be of an address that is gone.
+            address=(_host_of(self.links[-1]) if self.links else "", self.hello.port),
         )
 
 
@@ -143,21 +94,20 @@ class Network:
         self._listening = listening
         self._health = Health(preset)
         self._peers: dict[str, _Peer] = {}
-        self._addresses: dict[Address, str] = {}
-        """Where processes were announced, and their ids as far as they are known."""
-        self._calls: dict[Address, asyncio.Task[None]] = {}
+        self._calls = Calls(self._call)
         self._hello = Hello(host=socket.gethostname(), port=self.port)
         self._forming: Forming | None = None
+        self._formed: Future[Closed] = Future()
         self._left: dict[str, int] = {}
         """In which turn the members of an earlier group were in it."""
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._server = LinkServer(self._answer, self._serve, self._warn)
         self._accepting: asyncio.Task[None] | None = None
-        self._is_ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muster mesh", daemon=True)
         self._thread.start()
-        self._is_ready.wait()
+        self._do(self._accept)
+        _networks.add(self)
 
     # For other threads
 
@@ -177,13 +127,14 @@ class Network:
     def identity(self) -> MeshIdentity:
         return self._identity
 
-    def wait_for(self, group: str, size: int | None, after: Collection[str] = ()) -> None:
-        """Begin to wait for a group; `formed` tells when it has come about.
+    def wait_for(self, group: str, size: int | None, after: Collection[str] = ()) -> Future[Closed]:
+        """Begin to wait for a group, and return what becomes it.
 
         `after` are the members of an earlier group of this name.
         """
 
-        def begin() -> None:
+        def begin() -> Future[Closed]:
+            self._formed = Future()
             living = [each for each in after if each in self._peers]
             make_token = partial(secrets.token_bytes, TOKEN_BYTES)
             self._forming = Forming(self.own_id, size, make_token, time.monotonic(), awaited=living)
@@ -192,25 +143,17 @@ class Network:
             for peer in self._peers.values():
                 self._compare(peer)
             self._act()
+            return self._formed
 
-        self._do(begin)
-
-    def formed(self) -> Closed | None:
-        return self._forming.closed if self._forming is not None else None
+        return self._do(begin)
 
     def members_of(self, closed: Closed) -> list[Member]:
         """Return the members in the order of their ranks. Raises KeyError if one is gone."""
 
         def order() -> list[Member]:
-            own = Member(
-                process_id=self.own_id,
-                node_id=self.node_id,
-                host=self._hello.host,
-                address=("", self.port),
-            )
+            own = Member(self.own_id, self.node_id, self._hello.host, ("", self.port))
             others = [each for each in closed.members if each != self.own_id]
             members = [own, *(self._peers[each].member for each in others)]
-            self._left = {each: self._peers[each].hello.turn for each in others}
             return sorted(members, key=lambda member: (member.node_id, member.process_id))
 
         return self._do(order)
@@ -237,8 +180,7 @@ class Network:
         """Return the socket that others connect to; this network accepts no more until `listen`."""
 
         def lend() -> socket.socket:
-            if self._accepting is not None:
-                self._accepting.cancel()
+            self._refuse()
             return self._listening.dup()
 
         return self._do(lend)
@@ -276,13 +218,12 @@ class Network:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.call_soon(self._accept)
-        self._loop.call_soon(self._is_ready.set)
         checking = self._loop.create_task(self._check())
         try:
             self._loop.run_forever()
         finally:
-            tasks = [checking, *self._calls.values()]
+            self._refuse()
+            tasks = [checking, *self._calls.tasks.values()]
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(self._server.stop())
@@ -292,11 +233,19 @@ class Network:
     def _accept(self) -> None:
         self._accepting = self._server.accept(self._listening, is_remote=True)
 
+    def _refuse(self) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+        # What connects before the task has ended would be accepted, and get no answer.
+        self._loop.remove_reader(self._listening)
+
     async def _check(self) -> None:
         while True:
             seconds = min(self._wake_at() - time.monotonic(), 1.0)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), max(seconds, 0))
+                # Not `wait_for`, which may lose a cancellation before Python 3.12.
+                async with asyncio.timeout(max(seconds, 0)):
+                    await self._changed.wait()
             self._changed.clear()
             # What has come is read before anyone is judged.
             for _ in range(3):
@@ -319,27 +268,33 @@ class Network:
 
     def _warn(self, text: str) -> None:
         self.warnings[text] = None
+        while len(self.warnings) > NAME_LIMIT:
+            del self.warnings[next(iter(self.warnings))]
 
     def _find(self, address: Address, process_id: str) -> None:
-        is_linked = process_id in self._peers or process_id == self.own_id
-        if not is_linked and address not in self._calls and len(self._calls) < NAME_LIMIT:
-            self._calls[address] = self._loop.create_task(self._call(address))
+        peer = self._peers.get(process_id)
+        # Under another address it has another link: one of them may go, with its network.
+        is_linked = peer is not None and address[0] in map(_host_of, peer.links)
+        if not is_linked and process_id != self.own_id:
+            self._calls.add(address)
 
-    async def _call(self, address: Address) -> None:
-        """Call until a link has ended by itself, or this process was called itself."""
-        while True:
-            try:
-                async with asyncio.timeout(CONNECT_SECONDS):
-                    session = Caller(self._identity)
-                    link = await connect(address, session)
-                    link.send(_encode(self._current_hello()))
+    async def _call(self, address: Address, timeout_seconds: float) -> bool:
+        """Return whether there was a link, once it has ended."""
+        is_linked = False
+        try:
+            async with asyncio.timeout(timeout_seconds) as limit:
+                link = await connect(address, Caller(self._identity))
+                with closing(link.writer):
+                    link.send(encode(self._current_hello()))
                     payload = await link.receive_one()
-                await self._serve(link, payload)
-            except AuthenticationFailed as error:
-                self._warn(f"{address[0]} port {address[1]}: {error}")
-            except (OSError, EOFError, WireError):
-                pass
-            await asyncio.sleep(REDIAL_SECONDS)
+                    is_linked = True
+                    limit.reschedule(None)
+                    await self._serve(link, payload)
+        except AuthenticationFailed as error:
+            self._warn(f"{address[0]} port {address[1]}: {error}")
+        except (OSError, EOFError, WireError):
+            pass
+        return is_linked
 
     async def _serve(self, link: ServedLink, payload: bytes) -> None:
         """Exchange messages until the link ends."""
@@ -348,18 +303,20 @@ class Network:
         if not isinstance(hello, Hello) or claim.process_id == self.own_id:
             return
         has_ended = False
-        with closing(link.writer):
-            peer = self._join(claim, hello, link)
-            try:
-                while (payloads := await link.receive()) is not None:
-                    for each in payloads:
-                        self._receive(peer, decode(each))
-                has_ended = True
-            except ConnectionError:  # of the process; a time-out is of the network
-                has_ended = True
-            finally:
-                peer.links.remove(link)
-                if has_ended and not peer.links:
+        peer = self._join(claim, hello, link)
+        try:
+            while (payloads := await link.receive()) is not None:
+                for each in payloads:
+                    self._receive(peer, decode(each))
+            has_ended = True
+        except ConnectionError:  # of the process; a time-out is of the network
+            has_ended = True
+        finally:
+            peer.links.remove(link)
+            if self._peers.get(claim.process_id) is peer:
+                if peer.links:
+                    self._renew(peer)
+                elif has_ended:
                     self._lose(claim.process_id)
 
     def _join(self, claim: Claim, hello: Hello, link: ServedLink) -> _Peer:
@@ -368,9 +325,8 @@ class Network:
             peer = self._peers[claim.process_id] = _Peer(claim=claim, hello=hello)
             self._health.add(claim.process_id, time.monotonic())
             self.gone.pop(claim.process_id, None)
-        peer.host = link.writer.get_extra_info("peername")[0]
         peer.links.append(link)
-        link.send(_encode(self._current_hello()))
+        link.send(encode(self._current_hello()))
         self._receive(peer, hello)
         return peer
 
@@ -381,12 +337,13 @@ class Network:
             case Hello():
                 peer.hello = message
                 self._compare(peer)
-            case Probe():
-                self._send(process_id, Answer())
+            case Probe(is_answer=False):
+                self._send(process_id, Probe(is_answer=True))
             case Leave():
                 peer.has_left = True
             case OfGroup(group=group, message=said) if self._forming and group == self._hello.group:
-                self._forming.receive(process_id, said, time.monotonic())
+                if self._waits_now(peer):  # not the last words of an earlier group
+                    self._forming.receive(process_id, said, time.monotonic())
             case Note(topic=topic, payload=payload) if topic in self.readers:
                 if answer := self.readers[topic](process_id, payload):
                     self._send(process_id, Note(topic=topic, payload=answer))
@@ -399,11 +356,30 @@ class Network:
         now, process_id, hello = time.monotonic(), peer.claim.process_id, peer.hello
         sizes = {hello.size, self._hello.size} - {None}
         if hello.group != self._hello.group or len(sizes) > 1:
+            if hello.group == self._hello.group:
+                self._warn(
+                    f"{peer.member} waits for a group {hello.group!r} of {hello.size}, and this "
+                    f"process for one of {self._hello.size}: give all the same number of peers"
+                )
             self._forming.lose(process_id, now)
-        elif hello.turn > self._left.get(process_id, 0):
+        elif self._waits_now(peer):
             self._forming.meet(process_id, now, is_after=hello.size is None)
             for other in peer.hello.known:
                 self._forming.mention(other, now)
+        elif (closed := self._forming.closed) and process_id in closed.members:
+            # Its link is new: the first word of this may be lost.
+            self._send(process_id, OfGroup(group=hello.group or "", message=closed))
+
+    def _waits_now(self, peer: _Peer) -> bool:
+        return peer.hello.turn > self._left.get(peer.claim.process_id, 0)
+
+    def _renew(self, peer: _Peer) -> None:
+        """Begin anew over another link: words may be lost with the old one."""
+        if self._forming is not None:
+            self._forming.lose(peer.claim.process_id, time.monotonic())
+        self._send(peer.claim.process_id, self._current_hello())
+        self._compare(peer)
+        self._act()
 
     def _lose(self, process_id: str) -> None:
         peer = self._peers.pop(process_id, None)
@@ -415,15 +391,18 @@ class Network:
         while len(self.gone) > NAME_LIMIT:
             del self.gone[next(iter(self.gone))]
         for link in peer.links:
-            link.writer.close()
+            link.writer.transport.abort()  # what is not sent yet will never be
         if self._forming is not None:
             self._forming.lose(process_id, time.monotonic())
             self._act()
 
     def _send(self, process_id: str, message: Message) -> None:
-        if (peer := self._peers.get(process_id)) and peer.links:
-            with suppress(OSError):
-                peer.links[0].send(_encode(message))
+        if peer := self._peers.get(process_id):
+            is_probe = isinstance(message, Probe)  # one of two links may be cut
+            links = [link for link in peer.links if not link.writer.is_closing()]
+            for link in links if is_probe else links[:1]:
+                with suppress(OSError):
+                    link.send(encode(message))
 
     def _say(self, hello: Hello) -> None:
         self._hello = hello
@@ -446,12 +425,31 @@ class Network:
             due, self._forming.due = self._forming.due, []
             for process_id, message in due:
                 self._send(process_id, OfGroup(group=self._hello.group, message=message))
+            closed = self._forming.closed
+            if closed is not None and not self._formed.done():
+                # Now: a member may wait for the next one before this one's thread has seen it.
+                turns = {each: peer.hello.turn for each, peer in self._peers.items()}
+                self._left |= {each: turns.get(each, 0) for each in closed.members}
+                self._formed.set_result(closed)
+
+    def release(self) -> None:
+        """Close the links in a child of this process, or they would live as long as the child."""
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for link in [link for peer in self._peers.values() for link in peer.links]:
+            os.dup2(nothing, link.writer.get_extra_info("socket").fileno(), inheritable=False)
+        os.close(nothing)
 
 
-def decode(payload: bytes) -> Message:
-    """Return a message; raises `WireError`."""
-    try:
-        message: Message = _decoder.decode(payload)
-    except msgspec.MsgspecError as error:
-        raise WireError(f"a process of the household sent an invalid message: {error}") from error
-    return message
+_networks: Final[WeakSet[Network]] = WeakSet()
+
+
+def _release_all() -> None:
+    for network in _networks:
+        network.release()
+
+
+os.register_at_fork(after_in_child=_release_all)
+
+
+def _host_of(link: ServedLink) -> str:
+    return str(link.writer.get_extra_info("peername")[0])

@@ -39,6 +39,11 @@ CONNECT_SECONDS: Final = 1.0
 """Timeout of one connection attempt; attempts repeat until the deadline. `on_wait` is not called
 meanwhile."""
 
+_WAYS: Final = {
+    errno.EADDRINUSE: "Choose another port",
+    errno.EADDRNOTAVAIL: "It is not an address of this machine: correct the list, or the rank",
+}
+
 
 class Endpoint(NamedTuple):
     """Where a rank listens, and the number of its host."""
@@ -86,10 +91,10 @@ def rendezvous(
         try:
             return attempt.connect_all(address, endpoints, listener)
         except OSError as error:
-            is_taken = error.errno == errno.EADDRINUSE
-            way = "Choose another port" if is_taken else "Check that this host can reach it"
+            place = endpoints[own.rank] if endpoints else address
+            way = _WAYS.get(error.errno or 0, "Check that this host can reach it")
             raise TransportFailed(
-                f"the rendezvous at {address[0]}:{address[1]} failed: {error}. {way}"
+                f"the rendezvous at {place[0]}:{place[1]} failed: {error}. {way}"
             ) from error
 
 

@@ -80,18 +80,22 @@ class RingBackend(TcpBackend):
 
         Raises as `TcpBackend.connect` does, and `Unsupported` if an address repeats.
         """
-        own = _member(rank, len(addresses), token)
-        parsed = [parse_address(address) for address in addresses]
-        if len(set(parsed)) < len(parsed):
-            raise Unsupported(
-                f"{', '.join(addresses)} has an address twice: give each rank its own"
-            )
-        _check_token(own, parsed)
-        hosts = list(dict.fromkeys(host for host, _ in parsed))
-        endpoints = [Endpoint(host, port, hosts.index(host)) for host, port in parsed]
+        own, endpoints = listed(addresses, rank, token)
+        address = endpoints[0][:2]
         super().__init__(
-            own, rendezvous(own, parsed[0], endpoints=endpoints, timeout_seconds=timeout_seconds)
+            own, rendezvous(own, address, endpoints=endpoints, timeout_seconds=timeout_seconds)
         )
+
+
+def listed(addresses: Sequence[str], rank: int, token: str) -> tuple[Membership, list[Endpoint]]:
+    """Return a rank of a list, and where all ranks listen. Raises as `RingBackend` does."""
+    own = _member(rank, len(addresses), token)
+    parsed = [parse_address(address) for address in addresses]
+    if len(set(parsed)) < len(parsed):
+        raise Unsupported(f"{', '.join(addresses)} has an address twice: give each rank its own")
+    _check_token(own, parsed)
+    hosts = list(dict.fromkeys(host for host, _ in parsed))
+    return own, [Endpoint(host, port, hosts.index(host)) for host, port in parsed]
 
 
 def parse_address(text: str) -> Address:

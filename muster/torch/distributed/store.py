@@ -82,6 +82,8 @@ class MeshStore(dist.Store):  # type: ignore[misc]  # torch does not declare it
     def __init__(self, backend: "MeshBackend", topic: str) -> None:
         super().__init__()
         self.backend = backend
+        assert backend.mesh is not None  # noqa: S101  a list of addresses was not discovered
+        self._mesh = backend.mesh
         self._topic = topic
         self._asking = Lock()
         self._number = 0
@@ -89,7 +91,7 @@ class MeshStore(dist.Store):  # type: ignore[misc]  # torch does not declare it
         self._data = dist.HashStore()  # of rank 0
         self._data.set_timeout(timedelta(milliseconds=1))  # of its `get`: nothing waits there
         # This also keeps the object: torch holds only the part of it that is in C++.
-        backend.mesh.network.readers[topic] = self._read
+        self._mesh.network.readers[topic] = self._read
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -128,7 +130,7 @@ class MeshStore(dist.Store):  # type: ignore[misc]  # torch does not declare it
     getNumKeys = partialmethod(_ask, "num_keys")  # noqa: N815
 
     def _wait_for_reply(self, request: bytes) -> Reply:
-        mesh, members = self.backend.mesh, self.backend.members
+        mesh, members = self._mesh, self.backend.members
         mesh.network.send_note(members[0].process_id, self._topic, request)
         until = time.monotonic() + self.timeout.total_seconds()
         while time.monotonic() < until:

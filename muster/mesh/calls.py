@@ -1,0 +1,69 @@
+"""Calls to the addresses where processes of the household were announced.
+
+Strangers may announce any number. Some are called at once, and the others wait in line: a call
+that leads to no link goes to its end, three times. So fakes delay a real address by a turn.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, TypeAlias
+
+Address: TypeAlias = tuple[str, int]
+
+CALL_LIMIT: Final = 64
+WAITING_LIMIT: Final = 1024
+REDIAL_SECONDS: Final = 0.5
+LONGEST_REDIAL_SECONDS: Final = 8.0
+CONNECT_SECONDS: Final = 5.0
+
+# While other addresses wait
+TURNS: Final = 3
+"""After which an address is forgotten: a process that starts there is announced again."""
+HURRY_SECONDS: Final = 0.5
+TURN_SECONDS: Final = 0.1
+"""After a call that was refused at once."""
+
+
+class Calls:
+    """The tasks that call; of one event loop."""
+
+    def __init__(self, call: Callable[[Address, float], Coroutine[Any, Any, bool]]) -> None:
+        """`call` gets the seconds for a connection, and returns after the link whether it was."""
+        self._call = call
+        self._waiting: dict[Address, int] = {}  # in their order, and how many turns each has had
+        self.tasks: dict[Address, asyncio.Task[None]] = {}
+
+    def add(self, address: Address) -> None:
+        """Call an address, again and again, unless it is called already."""
+        if address not in self.tasks:
+            self._waiting[address] = 0
+            self._begin()
+
+    def _begin(self) -> None:
+        while self._waiting and len(self.tasks) < CALL_LIMIT:
+            address, turns = self._next()
+            again = self._repeat(address, turns)
+            self.tasks[address] = asyncio.get_running_loop().create_task(again)
+        while len(self._waiting) > WAITING_LIMIT:
+            self._next()
+
+    def _next(self) -> tuple[Address, int]:
+        address = next(iter(self._waiting))
+        return address, self._waiting.pop(address)
+
+    async def _repeat(self, address: Address, turns: int) -> None:
+        pause_seconds = REDIAL_SECONDS
+        while True:
+            has_linked = await self._call(
+                address, HURRY_SECONDS if self._waiting else CONNECT_SECONDS
+            )
+            if self._waiting and not has_linked:
+                await asyncio.sleep(TURN_SECONDS)
+                break
+            # An address without a process costs little after a while.
+            pause_seconds = REDIAL_SECONDS if has_linked else pause_seconds * 2
+            await asyncio.sleep(min(pause_seconds, LONGEST_REDIAL_SECONDS))
+        del self.tasks[address]
+        if turns + 1 < TURNS:
+            self._waiting[address] = turns + 1
+        self._begin()

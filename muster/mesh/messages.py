@@ -1,0 +1,62 @@
+"""What processes of a household say to each other over their links."""
+
+from typing import Final, TypeAlias
+
+import msgspec
+
+from muster.contracts.errors import WireError
+from muster.mesh.forming import FormingMessage
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """What a process is and waits for; sent first, and whenever it changes."""
+
+    host: str
+    """The name of the machine, for people."""
+    port: int
+    group: str | None = None
+    """For which group it waits; None while it waits for none."""
+    size: int | None = None
+    known: tuple[str, ...] = ()
+    """The ids of others that wait for the group."""
+    clock: float = 0.0
+    """Seconds since 1970 when it was sent."""
+    turn: int = 0
+    """Counts how often it has waited: an earlier group of the same name is over for it."""
+
+
+class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
+    """A question whether the other end lives; anything is an answer."""
+
+    is_answer: bool = False
+
+
+class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
+    """The process ends by itself: its calls are over, so it is not gone for others."""
+
+
+class OfGroup(msgspec.Struct, frozen=True, kw_only=True, tag="of_group"):
+    group: str
+    message: FormingMessage
+
+
+class Note(msgspec.Struct, frozen=True, kw_only=True, tag="note"):
+    """Of a part of the program above this package, such as the store of a torch group."""
+
+    topic: str
+    payload: bytes
+
+
+Message: TypeAlias = Hello | Probe | Leave | OfGroup | Note
+
+_decoder: Final = msgspec.msgpack.Decoder(Message)
+encode: Final = msgspec.msgpack.Encoder().encode
+
+
+def decode(payload: bytes) -> Message:
+    """Return a message; raises `WireError`."""
+    try:
+        message: Message = _decoder.decode(payload)
+    except msgspec.MsgspecError as error:
+        raise WireError(f"a process of the household sent an invalid message: {error}") from error
+    return message

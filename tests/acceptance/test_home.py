@@ -1,0 +1,65 @@
+"""Three machines of a household: they meet, are cut off, freeze, die and come back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.homes import HomeScript, Household, ask_all, household, meet
+from tests.support.hosts import Host, hosts, needs_hosts
+
+pytestmark = needs_hosts()
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[list[Host]]:
+    with hosts(4, tmp_path / "hosts") as made:
+        yield made
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Household]:
+    with household(tmp_path) as made:
+        yield made
+
+
+def test_a_lost_machine_and_its_return(three: list[Host], home: Household) -> None:
+    *others, victim = three[:3]
+    scripts = home.scripts(3, *others, victim)
+    names = meet(scripts, preset="fast")[2]
+    name = names["names"][names["rank"]]
+    for lose, find in (victim.cut, victim.heal), (freeze(victim), victim.thaw):
+        lose(*others)
+        for said in ask_all(scripts[:2], "reduce"):
+            assert (said["error"], said["name"]) == ("PeerGone", name)
+        assert len(ask_all(scripts[:2], "meet")[0]["members"]) == 2
+        find()
+        said = scripts[2].call("reduce")
+        if "error" not in said:  # what the others had sent before may have come
+            said = scripts[2].call("reduce")
+        assert said["error"] == "PeerGone"
+        scripts[2].ask("meet", timeout_seconds=5.0)
+        said = scripts[2].answer()
+        assert "a group of that name lives" in said["text"]
+        scripts[2].ask("meet")
+        together = [*ask_all(scripts[:2], "meet"), scripts[2].answer()]
+        assert {len(each.get("members", [])) for each in together} == {3}, together
+        name = together[2]["names"][together[2]["rank"]]
+
+
+def freeze(host: Host):  # type: ignore[no-untyped-def]  # noqa: ANN201
+    return lambda *_: host.freeze()
+
+
+def test_a_stranger_joins_nothing_and_stops_nothing(three: list[Host], home: Household) -> None:
+    stranger = home.start(three[3], MUSTER_CLUSTER_KEY="a secret of another household")
+    stranger.answer()
+    stranger.ask("discover", peers=1, timeout_seconds=8.0)
+    scripts: list[HomeScript] = home.scripts(3, *three[:3])
+    assert {len(said["members"]) for said in meet(scripts)} == {3}
+    assert [said["sum"] for said in ask_all(scripts, "reduce")] == [3.0] * 3
+    said = stranger.answer()
+    assert said["error"] == "Timeout"
+    assert "linked: no one" in said["text"]
+    assert "another secret" in said["text"]
+    assert [said["sum"] for said in ask_all(scripts, "reduce")] == [3.0] * 3

@@ -1,0 +1,105 @@
+"""The four lines, in processes of one machine with a network of its own."""
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.homes import HomeScript, Household, ask_all, household, meet
+from tests.support.hosts import Host, hosts, needs_hosts
+from tests.support.installation import await_value
+
+pytestmark = needs_hosts()
+
+SOON_SECONDS = 1.0
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    with hosts(1, tmp_path_factory.mktemp("hosts")) as (made,):
+        yield made
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Household]:
+    with household(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def alone(host: Host, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HomeScript]:
+    with household(tmp_path_factory.mktemp("alone")) as made:
+        yield made.scripts(1, host)[0]
+
+
+def test_a_killed_process_is_gone_and_the_others_meet_anew(host: Host, home: Household) -> None:
+    first, second, third = home.scripts(3, host, host, host)
+    group = meet([first, second, third])[0]
+    assert [said["sum"] for said in ask_all([first, second, third], "reduce")] == [3.0] * 3
+    name = group["names"][group["rank"]]
+    second.ask("reduce")
+    first.call("fork")  # it keeps what its parent had open
+    first.kill()
+    for said in second.answer(), third.call("reduce"):
+        assert (said["error"], said["name"]) == ("PeerGone", name)
+    (newcomer,) = home.scripts(1, host)
+    newcomer.ask("discover", peers=2)
+    for script in second, third:
+        await_value(lambda it=script: len(it.call("linked")["linked"]) == 2, str)  # type: ignore[misc]
+    anew = ask_all([second, third], "meet")
+    assert newcomer.answer()["members"] == anew[0]["members"] == anew[1]["members"]
+    assert len(anew[0]["members"]) == 3
+
+
+def test_members_that_close_leave_the_others_alone(host: Host, home: Household) -> None:
+    first, second = home.scripts(2, host, host)
+    _, group = meet([first, second])
+    assert first.call("close")["threads"] == ["MainThread"]
+    assert second.call("wait", rank=1 - group["rank"])["error"] == "PeerGone"
+    said = second.call("meet", timeout_seconds=SOON_SECONDS)
+    assert said["error"] == "Timeout"
+    assert "waited 1 s for the others" in said["text"]
+    assert second.call("close")["threads"] == ["MainThread"]
+    assert "before its close()" in second.call("meet")["text"]
+
+
+def test_an_interrupted_search_leaves_no_thread(host: Host, home: Household) -> None:
+    (script,) = home.scripts(1, host)
+    script.ask("discover", peers=1, timeout_seconds=SOON_SECONDS)
+    assert script.answer()["error"] == "Timeout"
+    script.ask("discover", peers=1)
+    tasks = Path(f"/proc/{script.pid}/task")
+    await_value(lambda: len([*tasks.iterdir()]) >= 4, lambda: str([*tasks.iterdir()]))
+    script.kill(signal.SIGINT)
+    said = script.answer()
+    assert said["error"] == "KeyboardInterrupt"
+    assert said["threads"] == ["MainThread"]
+
+
+def test_a_list_of_addresses_needs_no_multicast(host: Host, home: Household) -> None:
+    scripts = home.scripts(2, host, host)
+    places = ["127.0.0.1", "127.0.0.1:52500"]
+    for rank, script in enumerate(scripts):
+        script.ask("discover", addresses=places, rank=rank)
+    assert [script.answer()["rank"] for script in scripts] == [0, 1]
+    assert [said["sum"] for said in ask_all(scripts, "reduce")] == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"addresses": [], "rank": 0}, "at least 2"),
+        ({"addresses": ["127.0.0.1", "127.0.0.1:52416"], "rank": 0}, "twice"),
+        ({"addresses": ["127.0.0.1", "127.0.0.1:1"], "rank": 2}, "rank 2"),
+        ({"addresses": ["127.0.0.1", "127.0.0.1:1"]}, "rank -1"),
+        ({"addresses": ["10.9.9.9", "127.0.0.1:1"], "rank": 0}, "not an address of this machine"),
+        ({"addresses": ["127.0.0.1"], "peers": 1}, "one of peers=, after= and addresses="),
+        ({"peers": 0}, "1 to 63"),
+        ({"peers": 1, "preset": "soon"}, "no preset 'soon'"),
+    ],
+)
+def test_options_are_refused(
+    alone: HomeScript, options: dict[str, int | str | list[str]], said: str
+) -> None:
+    assert said in alone.call("discover", **options)["text"]

@@ -1,0 +1,223 @@
+"""Networks of a household that link, meet and lose each other over real sockets."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from select import select
+
+import pytest
+
+from muster.links.frames import frame
+from muster.links.serving import listen
+from muster.links.session import PROTOCOL
+from muster.mesh.forming import Closed
+from muster.mesh.health import Preset
+from muster.mesh.identity import ProcessKey, mesh_identity
+from muster.mesh.network import Network
+from tests.support.installation import await_value
+
+DEADLINE_SECONDS = 15.0
+SECRET = bytes(32)
+PRESET = Preset(every_seconds=0.1, timeout_seconds=1.0, failures=3)
+
+GARBAGE = {
+    "a length of 2^63": (1 << 63).to_bytes(8, "little") * 8,
+    "all ones": b"\xff" * 4096,
+    "another protocol": b"GET / HTTP/1.1\r\n\r\n",
+    "nothing": b"",
+}
+
+
+class Home:
+    """Networks of this process on loopback."""
+
+    def __init__(self, directory: Path, ending: ExitStack) -> None:
+        self._directory = directory
+        self._ending = ending
+        self._made = 0
+
+    def add(self, secret: bytes = SECRET, cluster: str = "home") -> Network:
+        self._made += 1
+        file = self._directory / f"node-{self._made}.key"
+        own = mesh_identity(ProcessKey.make(cluster, file), secret)
+        network = Network(own, listen("127.0.0.1", 0), PRESET)
+        self._ending.callback(network.close)
+        return network
+
+    def linked(self, count: int) -> list[Network]:
+        """Return networks of which each knows where the others are."""
+        networks = [self.add() for _ in range(count)]
+        for network in networks:
+            for other in networks:
+                find(network, other)
+        return networks
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Home]:
+    with ExitStack() as ending:
+        yield Home(tmp_path, ending)
+
+
+def find(network: Network, other: Network) -> None:
+    network.find(("127.0.0.1", other.port), other.own_id)
+
+
+def form(networks: list[Network], group: str = "default") -> Closed:
+    (closed,) = {
+        future.result(DEADLINE_SECONDS)
+        for future in [network.wait_for(group, len(networks)) for network in networks]
+    }
+    return closed
+
+
+def await_link(network: Network, other: Network) -> None:
+    is_linked = lambda: other.own_id in [each.process_id for each in network.members()]  # noqa: E731
+    await_value(is_linked, lambda: f"linked: {network.members()}; {list(network.warnings)}")
+
+
+def test_all_who_wait_are_one_group(home: Home) -> None:
+    networks = home.linked(4)
+    closed = form(networks)
+    assert set(closed.members) == {network.own_id for network in networks}
+    orders = [network.members_of(closed) for network in networks]
+    assert len({tuple(each.process_id for each in order) for order in orders}) == 1
+
+
+def test_two_groups_never_mix(home: Home) -> None:
+    networks = home.linked(4)
+    ours = [network.wait_for("ours", 2) for network in networks[:2]]
+    theirs = [network.wait_for("theirs", 2) for network in networks[2:]]
+    for pair, futures in (networks[:2], ours), (networks[2:], theirs):
+        for future in futures:
+            members = future.result(DEADLINE_SECONDS).members
+            assert set(members) == {network.own_id for network in pair}
+
+
+def test_a_late_one_is_given_the_names(home: Home) -> None:
+    *networks, late = home.linked(3)
+    closed = form(networks)
+    waiting = late.wait_for("default", 2)
+    await_value(late.waits_with, lambda: str(late.members()))
+    assert {each.process_id for each in late.waits_with()} == set(closed.members)
+    assert not waiting.done()
+
+
+def test_members_meet_anew_though_one_has_begun_already(home: Home) -> None:
+    first, second = home.linked(2)
+    closed = form([first, second])
+    again = second.wait_for("default", None, closed.members)  # before `first` has looked
+    await_link(first, second)
+    first.members_of(closed)
+    assert first.wait_for("default", None, closed.members).result(DEADLINE_SECONDS)
+    assert again.result(DEADLINE_SECONDS).token != closed.token
+
+
+def test_a_script_that_stops_waiting_holds_no_one_up(home: Home) -> None:
+    networks = home.linked(3)
+    networks[0].wait_for("default", 3)
+    networks[0].stop_waiting()
+    assert networks[0].own_id not in form(networks[1:]).members
+
+
+@pytest.mark.parametrize(
+    ("difference", "said"),
+    [({"secret": bytes(31) + b"x"}, "another secret"), ({"cluster": "lab"}, "of the cluster")],
+)
+def test_another_household_is_refused(home: Home, difference: dict[str, bytes], said: str) -> None:
+    own, other = home.add(), home.add(**difference)  # type: ignore[arg-type]
+    find(own, other)
+    await_value(lambda: own.warnings, lambda: "no warning")
+    assert said in " ".join(own.warnings)
+    assert own.members() == other.members() == []
+
+
+def test_another_protocol_is_named(home: Home) -> None:
+    own = home.add()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        own.find(server.getsockname()[:2])
+        with server.accept()[0] as caller:
+            caller.sendall(frame(b"muster\0" + bytes([PROTOCOL + 1])))
+            await_value(lambda: own.warnings, lambda: "no warning")
+    assert f"protocol {PROTOCOL + 1}" in " ".join(own.warnings)
+
+
+def recorded_hello(network: Network) -> bytes:
+    """Return the first bytes that a network sends to one that it calls."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        network.find(server.getsockname()[:2])
+        with server.accept()[0] as caller:
+            return caller.recv(4096)
+
+
+def test_strangers_do_not_hinder_a_group(home: Home) -> None:
+    networks = home.linked(3)
+    hello = recorded_hello(networks[1])
+    with ExitStack() as stack:
+        for content in [*GARBAGE.values(), hello, hello[:20], hello[:-1] + b"x"] * 5:
+            for network in networks:
+                stranger = socket.create_connection(("127.0.0.1", network.port))
+                stack.enter_context(stranger)
+                stranger.sendall(content)
+        closed = form(networks)
+        assert set(closed.members) == {network.own_id for network in networks}
+    assert all(len(network.members()) == 2 for network in networks)
+
+
+def test_silent_connections_do_not_keep_others_out(home: Home) -> None:
+    networks = home.linked(2)
+    with ExitStack() as stack:
+        for _ in range(300):
+            address = ("127.0.0.1", networks[0].port)
+            stack.enter_context(socket.create_connection(address))
+        form(networks)
+
+
+def test_fakes_do_not_keep_a_real_one_out(home: Home) -> None:
+    own, other = home.add(), home.add()
+    with socket.create_server(("", 0), backlog=2048) as silent:
+        for number in range(1000):
+            fake = f"127.1.{number // 250}.{1 + number % 250}"
+            own.find((fake, silent.getsockname()[1]), f"p-{number}")
+        find(own, other)
+        await_link(own, other)
+
+
+def test_a_link_is_called_again_once_the_listener_is_back(home: Home) -> None:
+    own, other = home.add(), home.add()
+    lent = own.lend_listener()
+    find(other, own)
+    assert select([lent], [], [], DEADLINE_SECONDS)[0]
+    refused, _ = lent.accept()
+    refused.close()
+    lent.close()
+    own.listen()
+    await_link(other, own)
+
+
+def test_two_sizes_are_named(home: Home) -> None:
+    networks = home.linked(2)
+    for size, network in enumerate(networks, 2):
+        network.wait_for("default", size)
+    await_value(lambda: networks[0].warnings, lambda: "no warning")
+    (warning,) = networks[0].warnings
+    assert "of 3" in warning
+    assert "of 2" in warning
+
+
+def test_one_that_closes_is_not_gone(home: Home) -> None:
+    own, other = home.linked(2)
+    await_link(own, other)
+    other.close()
+    await_value(lambda: not own.members(), lambda: str(own.members()))
+    assert own.gone == {}
+
+
+def test_nothing_is_left_of_a_network(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with ExitStack() as ending:
+        home = Home(tmp_path, ending)
+        form(home.linked(2))
+    assert threading.active_count() == before

@@ -1,0 +1,82 @@
+"""A script of a household that does what it reads, line by line, and prints what came of it."""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from muster.collectives import DistributedContext
+from muster.contracts.errors import MusterError
+from muster.mesh import MeshBackend, discover
+
+Said: TypeAlias = dict[str, object]
+
+
+class Script:
+    backend: MeshBackend
+
+    def discover(self, **options: Any) -> Said:  # noqa: ANN401  JSON is any
+        self.backend = discover(**options)
+        return self._group()
+
+    def meet(self, **options: Any) -> Said:  # noqa: ANN401  JSON is any
+        self.backend = discover(after=self.backend, **options)
+        return self._group()
+
+    def reduce(self, size: int = 10) -> Said:
+        array = np.ones(size, np.float32)
+        DistributedContext(self.backend).all_reduce(array)
+        return {"sum": float(array[0])}
+
+    def wait(self, rank: int) -> Said:
+        return {"received": self.backend.recv(rank, 1, timeout_seconds=60.0).decode()}
+
+    def send(self, rank: int) -> Said:
+        self.backend.send(rank, b"x")
+        return {}
+
+    def linked(self) -> Said:
+        mesh = self.backend.mesh
+        return {"linked": [] if mesh is None else [*map(str, mesh.network.members())]}
+
+    def fork(self) -> Said:
+        if (pid := os.fork()) == 0:
+            signal.pause()
+        return {"pid": pid}
+
+    def close(self) -> Said:
+        self.backend.close()
+        return {}
+
+    def _group(self) -> Said:
+        own = self.backend
+        members = [member.process_id for member in own.members]
+        return {"rank": own.rank, "members": members, "names": [*map(str, own.members)]}
+
+
+def say(said: Said) -> None:
+    sys.stdout.write(json.dumps(said) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    script = Script()
+    say({"pid": os.getpid()})
+    for line in sys.stdin:
+        verb, options = json.loads(line)
+        try:
+            said = getattr(script, verb)(**options)
+        except (MusterError, KeyboardInterrupt) as error:
+            said = {"error": type(error).__name__, "text": str(error)}
+            said["name"] = getattr(error, "name", "")
+        threads = [thread.name for thread in threading.enumerate()]
+        say({**said, "at": time.monotonic(), "threads": threads})
+
+
+if __name__ == "__main__":
+    main()
