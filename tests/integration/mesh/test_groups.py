@@ -82,7 +82,8 @@ def test_a_list_of_addresses_needs_no_multicast(host: Host, home: Household) -> 
     places = ["127.0.0.1", "127.0.0.1:52500"]
     for rank, script in enumerate(scripts):
         script.ask("discover", addresses=places, rank=rank)
-    assert [script.answer()["rank"] for script in scripts] == [0, 1]
+    answers = [script.answer() for script in scripts]
+    assert [answer.get("rank") for answer in answers] == [0, 1], "".join(str(a) for a in answers)
     assert [said["sum"] for said in ask_all(scripts, "reduce")] == [2.0, 2.0]
 
 
