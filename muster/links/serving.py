@@ -6,11 +6,13 @@ of too many.
 """
 
 import asyncio
+import os
 import socket
 from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
+from weakref import WeakSet
 
 from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.host.peers import SEND_TIMEOUT_SECONDS, is_same_user, keep_alive
@@ -29,6 +31,8 @@ ACCEPT_PAUSE_SECONDS: Final = 1.0
 """Without a free descriptor: each attempt writes a line into the log."""
 
 READ_BYTES: Final = 1 << 16
+
+_sockets: Final[WeakSet[socket.socket]] = WeakSet()
 
 Task: TypeAlias = asyncio.Task[None]
 Work: TypeAlias = Coroutine[Any, Any, None]
@@ -124,12 +128,23 @@ class LinkServer:
         # tracebacks at once when there is no descriptor left.
         loop = asyncio.get_running_loop()
         while True:
+            # Not `sock_accept`: a cancellation would lose what it has accepted, and keep it open.
+            is_ready = asyncio.Event()
+            loop.add_reader(listening, is_ready.set)
             try:
-                peer, _ = await loop.sock_accept(listening)
+                await is_ready.wait()
+            finally:
+                loop.remove_reader(listening)
+            try:
+                peer, _ = listening.accept()
+            except (BlockingIOError, ConnectionAbortedError):  # it has left already
+                continue
             except OSError as error:
                 self._warn(f"cannot accept connections: {error}")
                 await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
                 continue
+            peer.setblocking(False)  # noqa: FBT003  the standard library's signature
+            _sockets.add(peer)
             if not is_same_user(peer, or_remote=is_remote):
                 peer.close()
             elif is_remote:  # our own ssh is: any user of its host may be behind it
@@ -163,10 +178,20 @@ class LinkServer:
 
 
 async def connect(address: tuple[str, int], session: Session) -> ServedLink:
-    """Begin a link, which opens while it receives. Raises OSError."""
-    reader, writer = await asyncio.open_connection(*address)
+    """Begin a link to an IPv4 address, which opens while it receives. Raises OSError."""
+    calling = socket.socket()
+    _sockets.add(calling)
+    try:
+        calling.setblocking(False)  # noqa: FBT003  the standard library's signature
+        # What it connects from may be a port at which a process of this host is to listen.
+        calling.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        await asyncio.get_running_loop().sock_connect(calling, address)
+        reader, writer = await asyncio.open_connection(sock=calling)
+    except BaseException:
+        calling.close()
+        raise
     writer.write(session.take())
-    keep_alive(writer.get_extra_info("socket"), SEND_TIMEOUT_SECONDS)
+    keep_alive(calling, SEND_TIMEOUT_SECONDS)
     return ServedLink(reader=reader, writer=writer, session=session)
 
 
@@ -175,4 +200,21 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
     listening.setblocking(False)  # noqa: FBT003  the standard library's signature
+    _sockets.add(listening)
     return listening
+
+
+def duplicate(listening: socket.socket) -> socket.socket:
+    """Return the same socket under another descriptor."""
+    same = listening.dup()
+    _sockets.add(same)
+    return same
+
+
+def release() -> None:
+    """Give the sockets up in a child of this process, or they would live as long as the child."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for each in list(_sockets):
+        if each.fileno() >= 0:
+            os.dup2(nothing, each.fileno(), inheritable=False)
+    os.close(nothing)

@@ -21,12 +21,11 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeVar
-from weakref import WeakSet
 
 import msgspec
 
 from muster.contracts.errors import AuthenticationFailed, WireError, printable
-from muster.links.serving import LinkServer, ServedLink, connect
+from muster.links.serving import LinkServer, ServedLink, connect, duplicate, release
 from muster.links.session import Answerer, Caller, Session
 from muster.mesh.calls import Address, Calls
 from muster.mesh.forming import Closed, Forming
@@ -107,7 +106,6 @@ class Network:
         self._thread = threading.Thread(target=self._run, name="muster mesh", daemon=True)
         self._thread.start()
         self._do(self._accept)
-        _networks.add(self)
 
     # For other threads
 
@@ -181,7 +179,7 @@ class Network:
 
         def lend() -> socket.socket:
             self._refuse()
-            return self._listening.dup()
+            return duplicate(self._listening)
 
         return self._do(lend)
 
@@ -236,8 +234,6 @@ class Network:
     def _refuse(self) -> None:
         if self._accepting is not None:
             self._accepting.cancel()
-        # What connects before the task has ended would be accepted, and get no answer.
-        self._loop.remove_reader(self._listening)
 
     async def _check(self) -> None:
         while True:
@@ -432,23 +428,8 @@ class Network:
                 self._left |= {each: turns.get(each, 0) for each in closed.members}
                 self._formed.set_result(closed)
 
-    def release(self) -> None:
-        """Close the links in a child of this process, or they would live as long as the child."""
-        nothing = os.open(os.devnull, os.O_RDWR)
-        for link in [link for peer in self._peers.values() for link in peer.links]:
-            os.dup2(nothing, link.writer.get_extra_info("socket").fileno(), inheritable=False)
-        os.close(nothing)
 
-
-_networks: Final[WeakSet[Network]] = WeakSet()
-
-
-def _release_all() -> None:
-    for network in _networks:
-        network.release()
-
-
-os.register_at_fork(after_in_child=_release_all)
+os.register_at_fork(after_in_child=release)
 
 
 def _host_of(link: ServedLink) -> str:

@@ -1,5 +1,7 @@
 """Networks of a household that link, meet and lose each other over real sockets."""
 
+import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -195,6 +197,22 @@ def test_a_link_is_called_again_once_the_listener_is_back(home: Home) -> None:
     lent.close()
     own.listen()
     await_link(other, own)
+
+
+def test_a_child_keeps_nothing_of_its_parent(home: Home) -> None:
+    own, other = home.linked(2)
+    await_link(other, own)
+    await_link(own, other)
+    if (pid := os.fork()) == 0:
+        while True:
+            signal.pause()
+    try:
+        own.close()
+        await_value(lambda: not other.members(), lambda: str(other.members()))
+        listen("127.0.0.1", own.port).close()
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def test_two_sizes_are_named(home: Home) -> None:

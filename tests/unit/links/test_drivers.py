@@ -151,6 +151,23 @@ def test_no_more_than_the_limit_stay_of_a_burst(monkeypatch: pytest.MonkeyPatch)
         asyncio.run(story(stack))
 
 
+def test_a_cancelled_server_loses_no_connection() -> None:
+    async def story() -> None:
+        with listen("127.0.0.1", 0) as listening:
+            links = LinkServer(lambda _: Answerer(lambda _: IDENTITY), echo, print)
+            accepting = links.accept(listening, is_remote=True)
+            await asyncio.sleep(0)
+            with socket.create_connection(listening.getsockname()):
+                for _ in range(2):  # the loop has seen it, the server not yet
+                    await asyncio.sleep(0)
+                accepting.cancel()
+                await asyncio.wait([accepting])
+                listening.accept()[0].close()
+            await links.stop()
+
+    asyncio.run(story())
+
+
 OTHER = frame(b"muster\0\x09")
 """What both ends of another protocol begin with, however they go on."""
 
