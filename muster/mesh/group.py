@@ -2,8 +2,11 @@
 
 import errno
 import os
+import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from socket import socket
 from typing import Final
@@ -146,8 +149,9 @@ class Mesh:
 
     def close(self) -> None:
         self.is_closed = True
-        self.announcer.close()
-        self.network.close()
+        with _interrupted_later():
+            self.announcer.close()
+            self.network.close()
 
     def _connect(self, group: str, members: list[Member], token: bytes) -> MeshBackend:
         ranks = [member.process_id for member in members]
@@ -221,12 +225,30 @@ def discover(
     size = 1 + (1 if peers is None else peers)
     if not 1 < size <= NAME_LIMIT:
         raise Unsupported(f"discover(peers={peers}): wait for 1 to {NAME_LIMIT - 1} others")
-    mesh = Mesh(preset)
+    mesh = None
     try:
+        with _interrupted_later():
+            mesh = Mesh(preset)
         return mesh.meet(group, size, [], timeout_seconds)
     except BaseException:
-        mesh.close()
+        if mesh is not None:
+            mesh.close()
         raise
+
+
+@contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Have an interrupt wait for the end of the block, which begins or ends threads."""
+    came: list[int] = []
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(1)) if is_main else None
+    try:
+        yield
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _connect_listed(

@@ -283,15 +283,23 @@ class _Rendezvous:
 
 def _connect(address: Address, limit_seconds: float) -> socket.socket:
     """Return a tuned connection. Raises OSError, also where the other end has left at once."""
-    connection = socket.create_connection(address, limit_seconds)
-    try:
-        if connection.getsockname() == connection.getpeername():  # a TCP self-connect
-            raise ConnectionRefusedError("no process listens on this ephemeral port")
-        _tune(connection)
-    except OSError:
-        connection.close()
-        raise
-    return connection
+    failure = OSError(f"{address[0]} has no address")
+    for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(limit_seconds)
+            # What it connects from may be the port at which a rank of this host is to listen.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            connection.connect(place)
+            if connection.getsockname() == connection.getpeername():  # a TCP self-connect
+                raise ConnectionRefusedError("no process listens on this ephemeral port")
+            _tune(connection)
+        except OSError as error:
+            connection.close()
+            failure = error
+        else:
+            return connection
+    raise failure
 
 
 def must_seal(connection: socket.socket) -> bool:

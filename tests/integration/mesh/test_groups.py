@@ -13,6 +13,7 @@ from tests.support.installation import await_value
 pytestmark = needs_hosts()
 
 SOON_SECONDS = 1.0
+PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
 @pytest.fixture(scope="module")
@@ -64,13 +65,15 @@ def test_members_that_close_leave_the_others_alone(host: Host, home: Household) 
     assert "before its close()" in second.call("meet")["text"]
 
 
-def test_an_interrupted_search_leaves_no_thread(host: Host, home: Household) -> None:
+@pytest.mark.parametrize("more", [1, 2, 3])
+def test_an_interrupted_search_leaves_no_thread(host: Host, home: Household, more: int) -> None:
     (script,) = home.scripts(1, host)
     script.ask("discover", peers=1, timeout_seconds=SOON_SECONDS)
     assert script.answer()["error"] == "Timeout"
-    script.ask("discover", peers=1)
     tasks = Path(f"/proc/{script.pid}/task")
-    await_value(lambda: len([*tasks.iterdir()]) >= 4, lambda: str([*tasks.iterdir()]))
+    threads = more + len([*tasks.iterdir()])
+    script.ask("discover", peers=1)
+    await_value(lambda: len([*tasks.iterdir()]) >= threads, lambda: str([*tasks.iterdir()]))
     script.kill(signal.SIGINT)
     said = script.answer()
     assert said["error"] == "KeyboardInterrupt"
@@ -85,6 +88,21 @@ def test_a_list_of_addresses_needs_no_multicast(host: Host, home: Household) -> 
     answers = [script.answer() for script in scripts]
     assert [answer.get("rank") for answer in answers] == [0, 1], "".join(str(a) for a in answers)
     assert [said["sum"] for said in ask_all(scripts, "reduce")] == [2.0, 2.0]
+
+
+def test_a_rank_that_calls_too_early_keeps_no_port_from_another(
+    host: Host, home: Household
+) -> None:
+    early, late = home.scripts(2, host, host)
+    places, ports = ["127.0.0.1:52501", "127.0.0.1:52502"], host.run("cat", PORT_RANGE)
+    host.run("sh", "-c", f"echo 52501 52501 > {PORT_RANGE}")  # so it connects to itself
+    early.ask("discover", addresses=places, rank=1)
+    table, own = Path(f"/proc/{early.pid}/net/tcp"), " 0100007F:CD15 0100007F:CD15 "
+    await_value(lambda: own in table.read_text(), table.read_text)
+    host.run("sh", "-c", f"echo {' '.join(ports.split())} > {PORT_RANGE}")
+    late.ask("discover", addresses=places, rank=0)
+    answers = early.answer(), late.answer()
+    assert [answer.get("rank") for answer in answers] == [1, 0], answers
 
 
 @pytest.mark.parametrize(
