@@ -12,7 +12,14 @@ from socket import socket
 from typing import Final
 
 import muster.mesh
-from muster.collectives.backend import MESSAGE, TIMEOUT_SECONDS, Data, Tag, Target
+from muster.collectives.backend import (
+    MESSAGE,
+    ON_WAIT_SECONDS,
+    TIMEOUT_SECONDS,
+    Data,
+    Tag,
+    Target,
+)
 from muster.collectives.errors import Aborted, ChannelClosed, CollectiveError, Timeout, Unsupported
 from muster.collectives.transports.handshake import Membership
 from muster.collectives.transports.rendezvous import Connections, Endpoint, rendezvous
@@ -22,6 +29,7 @@ from muster.contracts.settings.services import ServiceSettings
 from muster.host.private import make_private
 from muster.links.serving import listen
 from muster.mesh.announce import Announcer
+from muster.mesh.forming import Closed
 from muster.mesh.health import PRESETS
 from muster.mesh.identity import ProcessKey, mesh_identity
 from muster.mesh.network import NAME_LIMIT, Member, Network
@@ -29,7 +37,7 @@ from muster.mesh.secret import cluster_name, shared_key
 
 PORTS: Final = range(52416, 52448)
 MEETING_SECONDS: Final = 10.0
-"""For the connections between members, once they know that they are a group."""
+"""For the connections between members, once they know that they are a group, at least."""
 
 
 class PeerGone(ChannelClosed):
@@ -128,8 +136,8 @@ class Mesh:
                 formed = self.network.wait_for(group, size, [each.process_id for each in after])
                 try:
                     closed = formed.result(max(until - time.monotonic(), 0))
-                    members = self.network.members_of(closed)
-                    self.backend = self._connect(group, members, closed.token)
+                    members = self._linked_members(closed)
+                    self.backend = self._connect(group, members, closed, until)
                 except (CollectiveError, KeyError, TimeoutError) as error:
                     # One has died meanwhile; the others begin again, as this process does.
                     if time.monotonic() >= until:
@@ -153,16 +161,34 @@ class Mesh:
             self.announcer.close()
             self.network.close()
 
-    def _connect(self, group: str, members: list[Member], token: bytes) -> MeshBackend:
+    def _linked_members(self, closed: Closed) -> list[Member]:
+        """Return the members by rank. Raises KeyError if one is gone, or is not linked in time."""
+        until = time.monotonic() + MEETING_SECONDS
+        while True:
+            try:
+                return self.network.members_of(closed)
+            except KeyError as error:  # the proposer may have been linked to it before this process
+                if error.args[0] in self.network.gone or time.monotonic() >= until:
+                    raise
+            time.sleep(ON_WAIT_SECONDS)
+
+    def _connect(
+        self, group: str, members: list[Member], closed: Closed, until: float
+    ) -> MeshBackend:
         ranks = [member.process_id for member in members]
         nodes = list(dict.fromkeys(member.node_id for member in members))
         own = Membership(
             rank=ranks.index(self.network.own_id),
             world_size=len(members),
             generation=0,
-            token=token,
+            token=closed.token,
         )
         endpoints = [Endpoint(*member.address, nodes.index(member.node_id)) for member in members]
+
+        def check() -> None:
+            for each in self.network.apart(closed):
+                raise PeerGone(ranks.index(each), str(members[ranks.index(each)]))
+
         listener = self.network.lend_listener()
         try:
             connections = rendezvous(
@@ -170,9 +196,9 @@ class Mesh:
                 endpoints[0][:2],
                 endpoints=endpoints,
                 listener=listener,
-                timeout_seconds=MEETING_SECONDS,
+                timeout_seconds=max(until - time.monotonic(), MEETING_SECONDS),
                 unreachable_seconds=MEETING_SECONDS,
-                on_wait=lambda: self.check(members),
+                on_wait=check,
             )
         finally:
             self.network.listen()

@@ -99,6 +99,8 @@ class Network:
         self._formed: Future[Closed] = Future()
         self._left: dict[str, int] = {}
         """In which turn the members of an earlier group were in it."""
+        self._unlinked: set[str] = set()
+        """Those of them that this process has not met yet."""
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._server = LinkServer(self._answer, self._serve, self._warn)
@@ -133,6 +135,7 @@ class Network:
 
         def begin() -> Future[Closed]:
             self._formed = Future()
+            self._unlinked.clear()
             living = [each for each in after if each in self._peers]
             make_token = partial(secrets.token_bytes, TOKEN_BYTES)
             self._forming = Forming(self.own_id, size, make_token, time.monotonic(), awaited=living)
@@ -155,6 +158,15 @@ class Network:
             return sorted(members, key=lambda member: (member.node_id, member.process_id))
 
         return self._do(order)
+
+    def apart(self, closed: Closed) -> set[str]:
+        """Return the other members that are not linked any more, or have begun to meet anew."""
+
+        def look() -> set[str]:
+            together = {each for each, peer in self._peers.items() if not self._waits_now(peer)}
+            return {*closed.members} - together - {self.own_id}
+
+        return self._do(look)
 
     def waits_with(self) -> list[Member]:
         """Return who waits for the same group, and who is in one of that name."""
@@ -321,6 +333,9 @@ class Network:
             peer = self._peers[claim.process_id] = _Peer(claim=claim, hello=hello)
             self._health.add(claim.process_id, time.monotonic())
             self.gone.pop(claim.process_id, None)
+            if claim.process_id in self._unlinked:
+                self._unlinked.remove(claim.process_id)
+                self._left[claim.process_id] = hello.turn
         peer.links.append(link)
         link.send(encode(self._current_hello()))
         self._receive(peer, hello)
@@ -331,6 +346,8 @@ class Network:
         self._health.answered(process_id)
         match message:
             case Hello():
+                if self._forming is not None and message.turn != peer.hello.turn:
+                    self._forming.lose(process_id, time.monotonic())  # it knows of no round now
                 peer.hello = message
                 self._compare(peer)
             case Probe(is_answer=False):
@@ -425,7 +442,8 @@ class Network:
             if closed is not None and not self._formed.done():
                 # Now: a member may wait for the next one before this one's thread has seen it.
                 turns = {each: peer.hello.turn for each, peer in self._peers.items()}
-                self._left |= {each: turns.get(each, 0) for each in closed.members}
+                self._left |= {each: turns[each] for each in closed.members if each in turns}
+                self._unlinked = {*closed.members} - {*turns, self.own_id}
                 self._formed.set_result(closed)
 
 

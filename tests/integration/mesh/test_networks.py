@@ -14,7 +14,7 @@ import pytest
 from muster.links.frames import frame
 from muster.links.serving import listen
 from muster.links.session import PROTOCOL
-from muster.mesh.forming import Closed
+from muster.mesh.forming import SETTLE_SECONDS, Closed
 from muster.mesh.health import Preset
 from muster.mesh.identity import ProcessKey, mesh_identity
 from muster.mesh.network import Network
@@ -115,6 +115,27 @@ def test_members_meet_anew_though_one_has_begun_already(home: Home) -> None:
     first.members_of(closed)
     assert first.wait_for("default", None, closed.members).result(DEADLINE_SECONDS)
     assert again.result(DEADLINE_SECONDS).token != closed.token
+
+
+def test_members_that_have_linked_late_meet_anew(home: Home) -> None:
+    first, second, third = sorted((home.add() for _ in range(3)), key=lambda made: made.own_id)
+    for network in second, third:
+        find(first, network)
+    closed = form([first, second, third])
+    with pytest.raises(KeyError):
+        second.members_of(closed)
+    find(second, third)
+    await_link(second, third)
+    await_link(third, second)
+    assert {each.process_id for each in second.members_of(closed)} == {*closed.members}
+    assert second.apart(closed) == third.apart(closed) == set()
+    first.close()
+    again = second.wait_for("default", None, closed.members)
+    with pytest.raises(TimeoutError):
+        again.result(2 * SETTLE_SECONDS)  # `third` has not called yet
+    await_value(lambda: third.apart(closed) == {first.own_id, second.own_id}, str)
+    assert third.wait_for("default", None, closed.members).result(DEADLINE_SECONDS)
+    assert again.result(DEADLINE_SECONDS).members == (second.own_id, third.own_id)
 
 
 def test_a_script_that_stops_waiting_holds_no_one_up(home: Home) -> None:
