@@ -70,7 +70,13 @@ class Full(_Message, frozen=True, kw_only=True, tag="full"):
     members: tuple[str, ...]
 
 
-FormingMessage: TypeAlias = Propose | Agree | Defer | Release | Closed | Full
+class Waits(_Message, frozen=True, kw_only=True, tag="waits"):
+    """Another script waits, too: who hears this may find it much later."""
+
+    name: str
+
+
+FormingMessage: TypeAlias = Propose | Agree | Defer | Release | Closed | Full | Waits
 
 
 class State(StrEnum):
@@ -138,6 +144,8 @@ class Forming:
         self._gone.discard(peer)
         self._name(peer, now)
         self._known.pop(peer, None)
+        for other in sorted(self.waiting) if peer not in self.waiting else ():
+            self._send(other, Waits(name=peer))
         self.waiting.add(peer)
         if members := self._members_of_living():
             self._send(peer, Full(members=members))
@@ -176,15 +184,13 @@ class Forming:
                     self._release(now)
                 self.mention(other, now)
             case Release(number=number):
-                if self._asked.get(peer) == number:
-                    del self._asked[peer]
-                if self.state is State.AGREED and peer == self._proposer:
-                    self._gather()
-                    self._answer(now)
+                self._free(peer, number, now)
             case Closed():
                 self._close(message)
             case Full(members=members):
-                self._refuse(members, now)
+                self._refuse(peer, members, now)
+            case Waits(name=other):
+                self.mention(other, now)
 
     def check(self, now: float) -> None:
         """Forget names, and propose a round, if it is time.
@@ -259,6 +265,13 @@ class Forming:
             if self._order(other) > self._order(first):
                 self._send(other, Defer(to=first))
 
+    def _free(self, peer: str, number: int, now: float) -> None:
+        if self._asked.get(peer) == number:
+            del self._asked[peer]
+        if self.state is State.AGREED and peer == self._proposer:
+            self._gather()
+            self._answer(now)
+
     def _count(self, peer: str, number: int) -> None:
         if self.state is not State.PROPOSING or number != self._number:
             return
@@ -279,7 +292,9 @@ class Forming:
             is_member = peer in closed.members
             self._send(peer, closed if is_member else Full(members=closed.members))
 
-    def _refuse(self, members: tuple[str, ...], now: float) -> None:
+    def _refuse(self, said_by: str, members: tuple[str, ...], now: float) -> None:
+        if self.size is None and said_by not in members:
+            return  # others may still speak of the earlier group
         new = {*members} - {*self.full} - self._gone
         if self.state is State.CLOSED or self._own in members or not new:
             return

@@ -346,8 +346,6 @@ class Network:
         self._health.answered(process_id)
         match message:
             case Hello():
-                if self._forming is not None and message.turn != peer.hello.turn:
-                    self._forming.lose(process_id, time.monotonic())  # it knows of no round now
                 peer.hello = message
                 self._compare(peer)
             case Probe(is_answer=False):

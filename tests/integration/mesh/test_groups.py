@@ -48,9 +48,9 @@ def test_a_killed_process_is_gone_and_the_others_meet_anew(host: Host, home: Hou
     newcomer.ask("discover", peers=2)
     for script in second, third:
         await_value(lambda it=script: len(it.call("linked")["linked"]) == 2, str)  # type: ignore[misc]
-    anew = ask_all([second, third], "meet")
-    assert newcomer.answer()["members"] == anew[0]["members"] == anew[1]["members"]
-    assert len(anew[0]["members"]) == 3
+    anew = [*ask_all([second, third], "meet"), newcomer.answer()]
+    assert [len(said.get("members", [])) for said in anew] == [3] * 3, anew
+    assert anew[0]["members"] == anew[1]["members"] == anew[2]["members"]
 
 
 def test_members_that_close_leave_the_others_alone(host: Host, home: Household) -> None:
