@@ -13,8 +13,12 @@ import numpy as np
 from muster.collectives import DistributedContext
 from muster.contracts.errors import MusterError
 from muster.mesh import MeshBackend, discover
+from muster.mesh.group import Mesh
 
 Said: TypeAlias = dict[str, object]
+
+SEE_SECONDS = 0.01
+PATIENCE_SECONDS = 5.0
 
 
 class Script:
@@ -23,6 +27,16 @@ class Script:
     def discover(self, **options: Any) -> Said:  # noqa: ANN401  JSON is any
         self.backend = discover(**options)
         return self._group()
+
+    def see(self, others: int) -> Said:
+        """Wait until so many are linked, and leave."""
+        mesh = Mesh("default")
+        while len(mesh.network.members()) < others:
+            time.sleep(SEE_SECONDS)
+        at = time.monotonic()
+        time.sleep(PATIENCE_SECONDS)  # the others have to see this one
+        mesh.close()
+        return {"seen_at": at}
 
     def meet(self, **options: Any) -> Said:  # noqa: ANN401  JSON is any
         self.backend = discover(after=self.backend, **options)
