@@ -30,6 +30,9 @@ from muster.links.frames import CONTROL_FRAME_LIMIT_BYTES
 if TYPE_CHECKING:
     from muster.mesh.group import MeshBackend
 
+AGAIN_SECONDS: Final = 2.0
+"""After which a request is sent once more: a note is lost with the link that it is on."""
+
 CHECK_SECONDS: Final = 0.05
 """Between two looks at a key that is not there yet, or at who lives while a reply is awaited."""
 
@@ -88,6 +91,8 @@ class MeshStore(dist.Store):  # type: ignore[misc]  # torch does not declare it
         self._asking = Lock()
         self._number = 0
         self._replies: SimpleQueue[Reply] = SimpleQueue()
+        self._given: dict[str, tuple[int, bytes]] = {}
+        """Of rank 0: the number of each member's last request, and the reply."""
         self._data = dist.HashStore()  # of rank 0
         self._data.set_timeout(timedelta(milliseconds=1))  # of its `get`: nothing waits there
         # This also keeps the object: torch holds only the part of it that is in C++.
@@ -131,9 +136,12 @@ class MeshStore(dist.Store):  # type: ignore[misc]  # torch does not declare it
 
     def _wait_for_reply(self, request: bytes) -> Reply:
         mesh, members = self._mesh, self.backend.members
-        mesh.network.send_note(members[0].process_id, self._topic, request)
-        until = time.monotonic() + self.timeout.total_seconds()
-        while time.monotonic() < until:
+        send_at = time.monotonic()
+        until = send_at + self.timeout.total_seconds()
+        while (now := time.monotonic()) < until:
+            if now >= send_at:
+                mesh.network.send_note(members[0].process_id, self._topic, request)
+                send_at += AGAIN_SECONDS
             with suppress(Empty):
                 reply = self._replies.get(timeout=CHECK_SECONDS)
                 if reply[0] == self._number:  # not to a call that a signal has ended
@@ -143,12 +151,17 @@ class MeshStore(dist.Store):  # type: ignore[misc]  # torch does not declare it
                 raise ChannelClosed(0)
         raise dist.DistStoreError("wait timeout: rank 0 does not answer; check the network")
 
-    def _read(self, _sender: str, payload: bytes) -> bytes | None:
+    def _read(self, sender: str, payload: bytes) -> bytes | None:
         """Take a note, in the thread of the network."""
-        if self.backend.rank == 0:
-            return msgspec.msgpack.encode(self._perform(payload))
-        self._replies.put(msgspec.msgpack.decode(payload))
-        return None
+        number, *_ = said = msgspec.msgpack.decode(payload)
+        if self.backend.rank != 0:
+            self._replies.put(said)
+            return None
+        last, reply = self._given.get(sender, (0, b""))
+        if number > last:  # not one that is sent again
+            reply = msgspec.msgpack.encode(self._perform(payload))
+            self._given[sender] = number, reply
+        return reply if number >= last else None
 
     def _perform(self, request: bytes) -> Reply:
         number, method, arguments = msgspec.msgpack.decode(request, type=Request)
