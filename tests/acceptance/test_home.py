@@ -63,3 +63,16 @@ def test_a_stranger_joins_nothing_and_stops_nothing(three: list[Host], home: Hou
     assert "linked: no one" in said["text"]
     assert "another secret" in said["text"]
     assert [said["sum"] for said in ask_all(scripts, "reduce")] == [3.0] * 3
+
+
+def test_an_address_that_changes_loses_no_one(three: list[Host], home: Household) -> None:
+    scripts = home.scripts(2, *three[:2])
+    meet(scripts, preset="fast")
+    moved = three[0]
+    moved.run("ip", "address", "flush", "dev", "eth0")
+    moved.run("ip", "address", "add", "10.0.0.77/24", "dev", "eth0")
+    moved.run("ip", "route", "add", "224.0.0.0/4", "dev", "eth0")
+    assert [said["error"] for said in ask_all(scripts, "reduce", size=1 << 20)]
+    anew = ask_all(scripts, "meet")
+    assert {len(each.get("members", [])) for each in anew} == {2}, anew
+    assert [said["sum"] for said in ask_all(scripts, "reduce")] == [2.0, 2.0]

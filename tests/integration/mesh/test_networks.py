@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,11 +20,14 @@ from muster.mesh.forming import SETTLE_SECONDS, Closed
 from muster.mesh.health import Preset
 from muster.mesh.identity import ProcessKey, mesh_identity
 from muster.mesh.network import Network
+from tests.support import forwarder
 from tests.support.installation import await_value
 
 DEADLINE_SECONDS = 15.0
 SECRET = bytes(32)
 PRESET = Preset(every_seconds=0.1, timeout_seconds=1.0, failures=3)
+LOSS_SECONDS = 2.5
+"""After which a peer that does not answer is lost."""
 
 GARBAGE = {
     "a length of 2^63": (1 << 63).to_bytes(8, "little") * 8,
@@ -40,11 +45,13 @@ class Home:
         self._ending = ending
         self._made = 0
 
-    def add(self, secret: bytes = SECRET, cluster: str = "home") -> Network:
+    def add(
+        self, secret: bytes = SECRET, cluster: str = "home", host: str = "127.0.0.1"
+    ) -> Network:
         self._made += 1
         file = self._directory / f"node-{self._made}.key"
         own = mesh_identity(ProcessKey.make(cluster, file), secret)
-        network = Network(own, listen("127.0.0.1", 0), PRESET)
+        network = Network(own, listen(host, 0), PRESET)
         self._ending.callback(network.close)
         return network
 
@@ -234,6 +241,25 @@ def test_a_child_keeps_nothing_of_its_parent(home: Home) -> None:
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+
+
+def test_a_silent_link_beside_another_costs_no_word_and_no_peer(home: Home) -> None:
+    own, other = home.add(), home.add(host="0.0.0.0")  # noqa: S104
+    command = [sys.executable, forwarder.__file__, str(other.port)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as between:
+        assert between.stdout is not None
+        own.find(("127.0.0.1", int(between.stdout.readline())))
+        await_link(own, other)
+        own.find(("127.0.0.2", other.port))
+        await_value(lambda: own.members()[0].address[0] == "127.0.0.2", str)
+        between.send_signal(signal.SIGSTOP)
+        waiting = [network.wait_for("default", 2) for network in (own, other)]
+        with pytest.raises(TimeoutError):
+            waiting[0].result(LOSS_SECONDS)
+        assert own.gone == other.gone == {}
+        between.kill()
+    for future in waiting:
+        assert future.result(DEADLINE_SECONDS)
 
 
 def test_two_sizes_are_named(home: Home) -> None:
