@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from socket import socket
 from typing import Final
 
@@ -67,7 +68,9 @@ class MeshBackend(TcpBackend):
         self.group = group
         self.mesh = mesh
         """None for a list of addresses: then a connection that ends shows that a member is gone."""
-        on_wait = (lambda: None) if mesh is None else partial(mesh.check, self.members)
+        on_wait = (
+            (lambda: None) if mesh is None else partial(mesh.check, self.members, time.monotonic())
+        )
         super().__init__(own, connections, on_wait=on_wait)
 
     def exchange(
@@ -148,11 +151,16 @@ class Mesh:
             self.network.stop_waiting()
             raise
 
-    def check(self, members: Sequence[Member]) -> None:
-        """Raise `PeerGone` if one of them is gone."""
-        if gone := self.network.gone:
+    def check(self, members: Sequence[Member], since: float = inf) -> None:
+        """Raise `PeerGone` if one is gone, or the network has cut the way to it since that time.
+
+        What is sent over that way waits for minutes, although there may be another way by now.
+        """
+        gone, cut = self.network.gone, self.network.cut
+        if gone or cut:
             for rank, member in enumerate(members):
-                if member.process_id in gone:
+                cut_at = cut.get((member.process_id, member.address[0]), -inf)
+                if member.process_id in gone or cut_at > since:
                     raise PeerGone(rank, str(member))
 
     def close(self) -> None:

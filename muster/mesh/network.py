@@ -84,6 +84,8 @@ class Network:
         self.port: int = listening.getsockname()[1]
         self.gone: dict[str, Member] = {}
         """Who was linked and is gone. Read by other threads, while calls wait."""
+        self.cut: dict[tuple[str, str], float] = {}
+        """By whose process and host the network has cut a link, and when. Read likewise."""
         self.warnings: dict[str, None] = {}
         """Why others were refused, each once."""
         self.readers: dict[str, Callable[[str, bytes], bytes | None]] = {}
@@ -319,6 +321,11 @@ class Network:
             has_ended = True
         except ConnectionError:  # of the process; a time-out is of the network
             has_ended = True
+        except OSError:
+            self.cut[claim.process_id, _host_of(link)] = time.monotonic()
+            while len(self.cut) > NAME_LIMIT:
+                del self.cut[next(iter(self.cut))]
+            raise
         finally:
             peer.links.remove(link)
             if self._peers.get(claim.process_id) is peer:
