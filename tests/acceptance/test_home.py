@@ -67,7 +67,7 @@ def test_a_stranger_joins_nothing_and_stops_nothing(three: list[Host], home: Hou
 
 def test_an_address_that_changes_loses_no_one(three: list[Host], home: Household) -> None:
     scripts = home.scripts(2, *three[:2])
-    meet(scripts, preset="fast")
+    meet(scripts)
     moved = three[0]
     moved.run("ip", "address", "flush", "dev", "eth0")
     moved.run("ip", "address", "add", "10.0.0.77/24", "dev", "eth0")
