@@ -22,7 +22,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     clock: float = 0.0
     """Seconds since 1970 when it was sent."""
     turn: int = 0
-    """Counts how often it has waited: an earlier group of the same name is over for it."""
+    """Counts what it has waited for: an earlier group of the same name is over for it. Of two
+    links each has an order of its own, so an older hello may come later."""
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):

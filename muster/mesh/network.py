@@ -141,8 +141,7 @@ class Network:
             living = [each for each in after if each in self._peers]
             make_token = partial(secrets.token_bytes, TOKEN_BYTES)
             self._forming = Forming(self.own_id, size, make_token, time.monotonic(), awaited=living)
-            turn = self._hello.turn + 1
-            self._say(msgspec.structs.replace(self._hello, group=group, size=size, turn=turn))
+            self._say(msgspec.structs.replace(self._hello, group=group, size=size))
             for peer in self._peers.values():
                 self._compare(peer)
             self._act()
@@ -352,7 +351,7 @@ class Network:
         process_id = peer.claim.process_id
         self._health.answered(process_id)
         match message:
-            case Hello():
+            case Hello(turn=turn) if turn >= peer.hello.turn:  # else it was overtaken
                 peer.hello = message
                 self._compare(peer)
             case Probe(is_answer=False):
@@ -423,7 +422,7 @@ class Network:
                     link.send(encode(message))
 
     def _say(self, hello: Hello) -> None:
-        self._hello = hello
+        self._hello = msgspec.structs.replace(hello, turn=hello.turn + 1)
         for process_id in self._peers:
             self._send(process_id, self._current_hello())
 

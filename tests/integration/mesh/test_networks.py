@@ -7,18 +7,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from select import select
 
 import pytest
 
+from muster.links.blocking import BlockingLink
 from muster.links.frames import frame
 from muster.links.serving import listen
-from muster.links.session import PROTOCOL
+from muster.links.session import PROTOCOL, Caller
 from muster.mesh.forming import SETTLE_SECONDS, Closed
 from muster.mesh.health import Preset
 from muster.mesh.identity import ProcessKey, mesh_identity
+from muster.mesh.messages import Hello, encode
 from muster.mesh.network import Network
 from tests.support import forwarder
 from tests.support.installation import await_value
@@ -260,6 +262,18 @@ def test_a_silent_link_beside_another_costs_no_word_and_no_peer(home: Home) -> N
         between.kill()
     for future in waiting:
         assert future.result(DEADLINE_SECONDS)
+
+
+def test_an_older_hello_that_comes_later_is_ignored(home: Home, tmp_path: Path) -> None:
+    own, other = home.add(), mesh_identity(ProcessKey.make("home", tmp_path / "key"), SECRET)
+    with ExitStack() as stack:
+        for turn in 1, 0:
+            calling = socket.create_connection(("127.0.0.1", own.port))
+            link = stack.enter_context(closing(BlockingLink(calling, Caller(other))))
+            link.open()
+            link.send(encode(Hello(host="other", port=1, turn=turn)))
+            link.receive()
+        assert [hello.turn for _, hello in own.hellos()] == [1]
 
 
 def test_two_sizes_are_named(home: Home) -> None:
