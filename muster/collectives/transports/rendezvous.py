@@ -283,6 +283,19 @@ class _Rendezvous:
 
 def _connect(address: Address, limit_seconds: float) -> socket.socket:
     """Return a tuned connection. Raises OSError, also where the other end has left at once."""
+    connection = _open(address, limit_seconds)
+    try:
+        if connection.getsockname() == connection.getpeername():  # a TCP self-connect
+            raise ConnectionRefusedError("no process listens on this ephemeral port")
+        _tune(connection)
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _open(address: Address, limit_seconds: float) -> socket.socket:
+    """Return a connection to the first address of a host that answers. Raises OSError."""
     failure = OSError(f"{address[0]} has no address")
     for family, kind, protocol, _, place in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
         connection = socket.socket(family, kind, protocol)
@@ -291,9 +304,6 @@ def _connect(address: Address, limit_seconds: float) -> socket.socket:
             # What it connects from may be the port at which a rank of this host is to listen.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             connection.connect(place)
-            if connection.getsockname() == connection.getpeername():  # a TCP self-connect
-                raise ConnectionRefusedError("no process listens on this ephemeral port")
-            _tune(connection)
         except OSError as error:
             connection.close()
             failure = error

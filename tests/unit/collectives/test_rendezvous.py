@@ -274,13 +274,13 @@ def reset(own: socket.socket, other: socket.socket) -> None:
     poll.poll()
 
 
-@pytest.mark.parametrize("place", ["socket.create_connection", f"{MODULE}.must_seal"])
+@pytest.mark.parametrize("place", [f"{MODULE}._open", f"{MODULE}.must_seal"])
 def test_rank_that_resets_is_called_again(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     is_reset = threading.Event()
     original = pkgutil.resolve_name(place)
 
     def resetting(*args: object) -> object:
-        result = original(*args) if place.startswith("socket") else None
+        result = original(*args) if place.endswith("_open") else None
         if not is_reset.is_set():
             reset(listener.accept()[0], result or args[0])
             is_reset.set()
