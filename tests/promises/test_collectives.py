@@ -85,7 +85,7 @@ def to_bfloat16(values: Array) -> Array:
 
 
 def from_bfloat16(array: Array) -> Array:
-    return np.asarray(array.astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(array.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 BITWISE = {"band", "bor", "bxor"}
