@@ -1,6 +1,7 @@
 """Places for checkpoints, one of each kind, for the promises that every store keeps."""
 
 import asyncio
+import os
 import socket
 import threading
 from collections import defaultdict
@@ -237,7 +238,9 @@ class Host:
 @contextmanager
 def coordinator(directory: Path) -> Iterator[Place]:
     """Have another host save in a directory of this one."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    # An address of this process alone: tests beside it may take a port of 127.0.0.1 meanwhile.
+    own = f"127.1.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+    with socket.create_server((own, 0)) as free:
         endpoint = free.getsockname()
     agent = AgentAssignment(
         job_uid="uid",
