@@ -39,7 +39,7 @@ from muster.contracts.messages.agent import AgentClaim
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.settings.paths import rank_of_checkpoints, rank_place
 from muster.contracts.token import sha256_of
-from muster.host.files import publish_address
+from muster.host.addresses import publish_address
 from muster.objects.client import S3Client
 from tests.support.s3_server import bare_client, new_bucket, shared_store
 from worker.coordinator.store import CoordinatorStore, StoreLink
