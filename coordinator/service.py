@@ -47,7 +47,7 @@ from muster.contracts.job.engine import SCHEDULERS, engine_row
 from muster.contracts.messages.assignment import CoordinatorAddress
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
-from muster.host.files import publish_address, read_coordinator_address
+from muster.host.addresses import publish_address, read_coordinator_address
 from muster.host.limits import ShellLimits
 from muster.host.processes import this_process, unblock_sigint
 from muster.host.trace import stamp

@@ -183,7 +183,9 @@ class History:
             present = _records(connection, _PRESENT, job_ids, MemberRecord)
         for job_id in filter(present.get, present):
             of_rank = {member.rank: member for member in present[job_id]}
-            workers[job_id] = [replace(it, member=of_rank.get(it.rank)) for it in workers[job_id]]
+            workers[job_id] = [
+                replace(worker, member=of_rank.get(worker.rank)) for worker in workers[job_id]
+            ]
         return workers
 
     def attempts(

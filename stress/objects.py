@@ -7,7 +7,6 @@ since; it must be whole, and never go back. A replaced writer commits nothing. A
 there is no unfinished upload, and no state without a manifest.
 """
 
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -30,7 +29,7 @@ from muster.contracts.location import S3Location
 from muster.objects.client import PART_BYTES, S3Client
 from stress.runner import Report, chance, main, say
 from tests.support.checkpoint_ranks import commit
-from tests.support.faulty_store import FAULTS, LATE_SECONDS, Rewrite, faulty
+from tests.support.faulty_store import FAULTS, Rewrite, faulty
 from tests.support.s3_server import new_bucket, shared_store
 
 PLACES = 4
@@ -114,7 +113,7 @@ class History:
                 if number % 500 == 499:
                     say(f"{self.place.name}: {number + 1} operations, {self.injected} faults")
             store.fault = {}.get
-            time.sleep(2 * LATE_SECONDS)
+            store.await_late()
             S3Store(client, self.place).claim(generation + 1, "uid")
         self._check()
         self._check_rest()

@@ -42,8 +42,9 @@ from muster.contracts.messages.attach import (
 from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings.names import SERVICE_ONLY, SINGLE_THREADED
 from muster.contracts.settings.paths import DataDir, JobFiles, LogName
+from muster.host.addresses import publish_address
 from muster.host.containment import kill_job, tagged_processes
-from muster.host.files import closing, existing, file_identity, publish_address, shares_directory
+from muster.host.files import closing, existing, file_identity, shares_directory
 from muster.host.gpus import describe_gpus
 from muster.host.limits import ShellLimits, memory_limits, usable_processors
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill

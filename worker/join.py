@@ -38,7 +38,7 @@ from muster.contracts.messages.attach import (
 from muster.contracts.messages.rank import NONCE_BYTES
 from muster.contracts.settings.names import SERVICE_ONLY
 from muster.contracts.settings.paths import DataDir, JobFiles
-from muster.host.files import publish_address
+from muster.host.addresses import publish_address
 from muster.host.limits import ShellLimits
 from muster.host.processes import adopt_orphans
 from muster.links.reconnect import LINK_ERRORS, Reconnect

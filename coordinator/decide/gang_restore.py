@@ -27,6 +27,8 @@ from muster.contracts.messages.rank import RestoreFailed
 LIST_AGAIN_SECONDS: Final = 5.0
 """Until checkpoints that could not be listed are listed again."""
 
+NAMED_LIMIT: Final = 8  # checkpoints of one rank in a message
+
 
 class NoCommonCheckpoint(Exception):
     """The ranks have checkpoints, and none that all have; the message lists them."""
@@ -152,6 +154,8 @@ def _held(
             for one in _parsed(rank)
         ]
         steps += [f"{text} (damaged)" for text in rank.damaged]
+        if older := len(steps[NAMED_LIMIT:]):
+            steps[NAMED_LIMIT:] = [f"and {older} older ones"]
         none = "none, though it has saved" if number in missing else "none"
         yield f"rank {number}: {', '.join(steps) or none}"
 

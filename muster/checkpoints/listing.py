@@ -28,9 +28,12 @@ from muster.contracts.settings.paths import rank_of_checkpoints, rank_place
 
 ALL_RANKS: Final = "all ranks"
 
-LISTED_LIMIT: Final = 8
-"""Newest checkpoints of a rank that decide from where its gang resumes: ranks in step with each
-other differ by few (`muster.contracts.location.save_lead`)."""
+LISTED_LIMIT: Final = 100
+"""Newest checkpoints of a rank that decide from where its gang resumes. Ranks in step with each
+other differ by few (`muster.contracts.location.save_lead`); others drift apart."""
+
+NAMES_LIMIT: Final = 10_000
+"""Of all ranks: their names are one message, of at most 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,11 +199,11 @@ def gang_checkpoints(
     the same for all ranks. `guard` is entered with the place of each rank. Raises a
     `CheckpointError` if a place cannot be read.
     """
-    found = []
+    found, limit = [], max(1, min(LISTED_LIMIT, NAMES_LIMIT // ranks))
     for rank in range(ranks):
         place = rank_place(location, rank)
         with guard(str(place)):
-            found.append(_manifests(open_at(place), None if is_inherited else job_uid))
+            found.append(_manifests(open_at(place), None if is_inherited else job_uid, limit))
     uid = job_uid
     if is_inherited:
         known = filter(None, chain(*(manifests.values() for manifests in found)))
@@ -210,19 +213,21 @@ def gang_checkpoints(
         uid = max(others, key=lambda manifest: manifest.time).job_uid
     return [
         RankCheckpoints(
-            intact=_texts(name for name, file in manifests.items() if file and file.job_uid == uid),
-            damaged=_texts(name for name, file in manifests.items() if file is None),
+            intact=_texts(
+                (name for name, file in manifests.items() if file and file.job_uid == uid), limit
+            ),
+            damaged=_texts((name for name, file in manifests.items() if file is None), limit),
         )
         for manifests in found
     ]
 
 
 def _manifests(
-    store: CheckpointStore, job_uid: str | None
+    store: CheckpointStore, job_uid: str | None, limit: int
 ) -> dict[CheckpointName, Manifest | None]:
     """Return the manifests in a place, newest first; None for a damaged one.
 
-    With a `job_uid` no more are read than are listed of that job.
+    With a `job_uid` no more than `limit` of that job are read.
     """
     found: dict[CheckpointName, Manifest | None] = {}
     owned = 0
@@ -233,7 +238,7 @@ def _manifests(
             found[name] = None
             continue
         owned += manifest.job_uid == job_uid
-        if job_uid is not None and owned == LISTED_LIMIT:
+        if job_uid is not None and owned == limit:
             break
     if None in found.values():  # it may have been deleted meanwhile
         present = {*store.names()}
@@ -241,8 +246,8 @@ def _manifests(
     return found
 
 
-def _texts(names: Iterable[CheckpointName]) -> tuple[str, ...]:
-    return tuple(map(str, islice(names, LISTED_LIMIT)))
+def _texts(names: Iterable[CheckpointName], limit: int) -> tuple[str, ...]:
+    return tuple(map(str, islice(names, limit)))
 
 
 def values_of_newest(location: Location) -> Mapping[str, Any]:

@@ -18,7 +18,7 @@ import psutil
 
 from database.engine import Database
 from database.leases import Leases
-from muster.host.files import read_coordinator_address
+from muster.host.addresses import read_coordinator_address
 from stress.load.figures import Figure, at_most, none_of, report_of
 from stress.runner import Report, main
 from tests.support.installation import Installation, is_over, write_small_dataset

@@ -75,8 +75,8 @@ def stored(values: Array, dtype: str) -> Array:
 def to_bfloat16(values: Array) -> Array:
     """Return the nearest of the two bfloat16 around each finite value, the even one of a tie."""
     values = np.asarray(values)
-    low = values.view(np.uint32) & 0xFFFF0000
-    high = low + 0x10000
+    low = values.view(np.uint32) & np.uint32(0xFFFF0000)  # NumPy 1 makes an int64 of an int
+    high = low + np.uint32(0x10000)
     below, above = (
         np.abs(it.view(np.float32).astype(float) - values.astype(float)) for it in (low, high)
     )
@@ -85,7 +85,7 @@ def to_bfloat16(values: Array) -> Array:
 
 
 def from_bfloat16(array: Array) -> Array:
-    return np.asarray(array.astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(array.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 BITWISE = {"band", "bor", "bxor"}

@@ -73,11 +73,18 @@ class FaultyStore:
         self.operations: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        self.late: list[threading.Thread] = []
+        """Each lets one request arrive whose connection is lost."""
         self.access = structs.replace(
             access, endpoint=f"http://127.0.0.1:{self._server.server_port}"
         )
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         self._thread.start()
+
+    def await_late(self) -> None:
+        """Wait until all late requests have arrived."""
+        while self.late:
+            self.late.pop().join()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -116,7 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault in {"drop before", "late"}:
             self.close_connection = True
             if fault == "late":
-                threading.Thread(target=self._late, args=(body,), daemon=True).start()
+                late = threading.Thread(target=self._late, args=(body,), daemon=True)
+                late.start()  # a thread that is joined has to run
+                self.store.late.append(late)
         else:
             status, headers, content = self._forward(body)
             if fault == "drop after":

@@ -1,6 +1,7 @@
 """Places for checkpoints, one of each kind, for the promises that every store keeps."""
 
 import asyncio
+import os
 import socket
 import threading
 from collections import defaultdict
@@ -38,7 +39,7 @@ from muster.contracts.messages.agent import AgentClaim
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.settings.paths import rank_of_checkpoints, rank_place
 from muster.contracts.token import sha256_of
-from muster.host.files import publish_address
+from muster.host.addresses import publish_address
 from muster.objects.client import S3Client
 from tests.support.s3_server import bare_client, new_bucket, shared_store
 from worker.coordinator.store import CoordinatorStore, StoreLink
@@ -237,7 +238,9 @@ class Host:
 @contextmanager
 def coordinator(directory: Path) -> Iterator[Place]:
     """Have another host save in a directory of this one."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
+    # An address of this process alone: tests beside it may take a port of 127.0.0.1 meanwhile.
+    own = f"127.1.{os.getpid() >> 8 & 255}.{os.getpid() & 255}"
+    with socket.create_server((own, 0)) as free:
         endpoint = free.getsockname()
     agent = AgentAssignment(
         job_uid="uid",

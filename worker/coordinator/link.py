@@ -23,7 +23,7 @@ from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAdd
 from muster.contracts.messages.attach import JoinOrder
 from muster.contracts.messages.wire import decode_coordinator_message, encode
 from muster.contracts.token import sha256_of
-from muster.host.files import read_coordinator_address
+from muster.host.addresses import read_coordinator_address
 from muster.host.peers import SEND_TIMEOUT_SECONDS
 from muster.links.blocking import BlockingLink
 from muster.links.identity import Identity, job_identity
@@ -143,11 +143,14 @@ class ThreadLink(BlockingLink):
         self,
         own: AgentAssignment | JoinOrder,
         hello: LogHello | StoreHello | JoinRequest,
-        where: AddressFile | CoordinatorAddress,
+        address: CoordinatorAddress,
+        file: AddressFile | None = None,
     ) -> None:
-        """Connect, and say `hello`. Raises OSError and `AuthenticationFailed`."""
-        self._file = where if isinstance(where, AddressFile) else None
-        address = where.take() if isinstance(where, AddressFile) else where
+        """Connect, and say `hello`; the link ends once `file` names another address.
+
+        Raises OSError and `AuthenticationFailed`.
+        """
+        self._file = file
         session = Caller(_identity(own))
         session.send(encode(hello))
         super().__init__(socket.create_connection(address.place, POLL_SECONDS), session)

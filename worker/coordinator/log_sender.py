@@ -55,7 +55,8 @@ class Channel:
         self._unkept_bytes = 0
         owner = JobFiles(Path(own.job_root)).owner.stat()
         hello = LogHello(directory=(owner.st_ino, owner.st_mtime_ns))
-        self._link = ThreadLink(own, hello, AddressFile(own))
+        file = AddressFile(own)
+        self._link = ThreadLink(own, hello, file.take(), file)
 
     def sizes_at_coordinator(self) -> dict[tuple[LogName, Kind], int]:
         """Return what the coordinator says first."""

@@ -60,7 +60,8 @@ class StoreLink:
         """Connect unless that is done. Raises OSError, `WireError`, `AuthenticationFailed`."""
         if self.channel is not None:
             return
-        self.channel = ThreadLink(self._own, StoreHello(), AddressFile(self._own))
+        file = AddressFile(self._own)
+        self.channel = ThreadLink(self._own, StoreHello(), file.take(), file)
         try:
             decode_store_answer(self.channel.receive())  # it listens
         except BaseException:

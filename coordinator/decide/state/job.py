@@ -89,7 +89,8 @@ class AgentSnapshot:
         if moved.is_wanted:
             return moved
         # They are gone with it; the next agent has its own.
-        listing, logs = (it.move(RequestState.NONE) for it in (self.listing, self.logs))
+        listing = self.listing.move(RequestState.NONE)
+        logs = self.logs.move(RequestState.NONE)
         return replace(moved, listing=listing, logs=logs)
 
 

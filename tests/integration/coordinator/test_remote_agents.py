@@ -14,7 +14,7 @@ from muster.contracts.messages.agent import AgentHello, StartRank, TerminateRank
 from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAddress
 from muster.contracts.messages.wire import encode
 from muster.contracts.settings.names import PROCESS_TAG
-from muster.host.files import publish_address
+from muster.host.addresses import publish_address
 from muster.links.frames import frame
 from muster.links.serving import PENDING_LIMIT
 from tests.support.agent_stage import order_of

@@ -31,8 +31,8 @@ from muster.contracts.messages.assignment import AgentAssignment, CoordinatorAdd
 from muster.contracts.settings.names import PROCESS_TAG
 from muster.contracts.settings.paths import DataDir, JobFiles
 from muster.contracts.settings.services import ServiceSettings
+from muster.host.addresses import publish_address, read_coordinator_address
 from muster.host.containment import tagged_processes
-from muster.host.files import publish_address, read_coordinator_address
 from muster.host.processes import descendants, environment_of, this_process
 from muster.runtime.archive import claim_directory
 from muster.runtime.secrets import SecretStore

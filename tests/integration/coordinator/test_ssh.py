@@ -20,7 +20,7 @@ from coordinator.launchers.ssh import SocketDirectory
 from muster.cluster.description import ClusterNode
 from muster.contracts.messages.assignment import CoordinatorAddress
 from muster.contracts.settings.paths import DataDir
-from muster.host.files import read_coordinator_address
+from muster.host.addresses import read_coordinator_address
 from muster.host.processes import descendants
 from stress.frozen_hosts import command_of
 from tests.support.clusters import (

@@ -19,7 +19,7 @@ from muster.contracts.messages.storage import StorageAssignment
 from muster.contracts.messages.wire import encode
 from muster.contracts.settings.paths import JobFiles
 from muster.contracts.shards import Position
-from muster.host.files import publish_address
+from muster.host.addresses import publish_address
 from muster.host.processes import module_command
 from muster.runtime.storage_client import RemoteCheckpoints, StorageConnection
 from tests.support.installation import await_value, end_of

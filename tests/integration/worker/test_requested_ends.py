@@ -173,9 +173,7 @@ def test_a_program_in_the_group_has_until_its_kill(stage: Stage, agent: Conversa
     assert not stage.running(0)
 
 
-def test_an_end_that_nobody_requested_is_contained_at_once(
-    stage: Stage, agent: Conversation
-) -> None:
+def test_an_end_without_a_request_is_contained_at_once(stage: Stage, agent: Conversation) -> None:
     shell = begin(stage, agent, ["sh", "-c", f"{PYTHON}; true"])
     os.kill(shell.pid, signal.SIGTERM)
     assert agent.receive_of(RankExited, 0).signal == signal.SIGTERM

@@ -195,7 +195,7 @@ def test_a_machine_that_cannot_run_the_rank_is_refused(
     assert service.wakes == 0
 
 
-def test_without_a_cluster_nobody_can_join(service: Service) -> None:
+def test_without_a_cluster_file_no_host_can_join(service: Service) -> None:
     service.starts("a", TWO, "home", "home")
     service.cluster = cluster_of_service(None, "home", slots=4)
     with nothing_moves(service.database), pytest.raises(Problem, match="MUSTER_CLUSTER") as refused:
@@ -204,7 +204,7 @@ def test_without_a_cluster_nobody_can_join(service: Service) -> None:
 
 
 @pytest.mark.parametrize("case", ["full", "stopping", "over", "unknown"])
-def test_a_job_that_takes_nobody_refuses(service: Service, case: str) -> None:
+def test_a_job_that_takes_no_worker_refuses(service: Service, case: str) -> None:
     job = service.starts("a", msgspec.structs.replace(TWO, max_workers=2), "home", "home")
     errors = {"full": PoolFull, "stopping": JobOver, "over": JobOver, "unknown": JobMissing}
     if case == "stopping":

@@ -14,6 +14,7 @@ from muster.checkpoints.errors import (
 from muster.checkpoints.listing import (
     ALL_RANKS,
     LISTED_LIMIT,
+    NAMES_LIMIT,
     Condition,
     checkpoint_dirs,
     examine,
@@ -167,11 +168,12 @@ def test_all_ranks_of_a_gang_inherit_from_the_same_job(tmp_path: Path) -> None:
     assert [it.intact for it in own] == [("step_0000000009.g0000",), ()]
 
 
-def test_the_newest_of_very_many_checkpoints_are_listed(tmp_path: Path) -> None:
-    place = rank_place(tmp_path, 0)
-    for step in range(40):
-        open_manager(session_of(place, 0, keep_last=99), print).save(step, Position(step=step), {})
+@pytest.mark.parametrize("ranks", [1, NAMES_LIMIT // 8])
+def test_the_newest_of_very_many_checkpoints_are_listed(tmp_path: Path, ranks: int) -> None:
+    place, limit = rank_place(tmp_path, 0), min(LISTED_LIMIT, NAMES_LIMIT // ranks)
+    for step in range(limit + 2):
+        open_manager(session_of(place, 0, keep_last=999), print).save(step, Position(step=step), {})
         (place / f"step_{step:010}.g0001").mkdir()
-    (listed,) = gang_checkpoints(tmp_path, 1, "uid", is_inherited=False)
-    assert [len(listed.intact), len(listed.damaged)] == [LISTED_LIMIT, LISTED_LIMIT]
-    assert listed.intact[0] == "step_0000000039.g0000"
+    listed = gang_checkpoints(tmp_path, ranks, "uid", is_inherited=False)[0]
+    assert [len(listed.intact), len(listed.damaged)] == [limit, limit]
+    assert listed.intact[0] == f"step_{limit + 1:010}.g0000"

@@ -148,7 +148,7 @@ def test_a_rank_that_comes_late_can_go_on(name: str, world_size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["tcp", "shared_memory"])
-def test_an_abort_is_found_behind_a_message_that_nobody_awaits(name: str) -> None:
+def test_an_abort_is_found_behind_an_unexpected_message(name: str) -> None:
     """Rank 0 waits for rank 2 and so does not read on what rank 1 sent of another group."""
     has_given_up, has_received = threading.Event(), threading.Event()
 

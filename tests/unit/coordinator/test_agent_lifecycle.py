@@ -277,7 +277,7 @@ def test_the_late_end_of_an_agent_does_not_touch_the_next_one(
 
 
 @pytest.mark.parametrize("is_evidence", [True, False])
-def test_nobody_waits_for_an_agent_that_was_given_up(
+def test_no_task_waits_for_an_agent_that_was_given_up(
     elsewhere: TrackedJob, tmp_path: Path, *, is_evidence: bool
 ) -> None:
     async def give_up() -> None:

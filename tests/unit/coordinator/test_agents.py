@@ -33,7 +33,7 @@ from muster.contracts.messages.rank import Hello
 from muster.contracts.messages.wire import decode_coordinator_message, encode
 from muster.contracts.settings.paths import LogName
 from muster.contracts.token import sha256_of
-from muster.host.files import publish_address, read_coordinator_address
+from muster.host.addresses import publish_address, read_coordinator_address
 from muster.host.peers import normalize_address, uid_of_connection
 from muster.links.frames import FrameReader, frame
 from muster.links.identity import job_identity
