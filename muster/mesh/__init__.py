@@ -11,7 +11,6 @@ messages.py             what goes over them
 forming.py, health.py   who becomes a group; who is lost. Pure
 group.py                `discover`, and the backend
 replicas.py             checkpoints of members, restored together
-doctor.py               why another machine does not answer
 doctor.py               what stands between this process and another machine
 """
 

@@ -8,8 +8,8 @@
 The script with the lowest id proposes a round once no name has come for a second, and closes it
 when all of its members have agreed. A promise holds until its proposer releases it or is gone, so
 two rounds never close with one member. Members pass on that a round is closed: its proposer may
-have died after it had said so to one of them. A group that lives is the only one of its name;
-whoever comes later gets its members' names, and waits.
+have died after it had said so to one of them. A group that lives is the only one of its name:
+a script that comes later gets its members' names, and waits.
 
 Two-phase agreement as in https://en.wikipedia.org/wiki/Two-phase_commit_protocol, with the settling
 time in place of a known set of participants.
@@ -27,9 +27,8 @@ SETTLE_SECONDS: Final = 1.0
 """Without a new name before a round is proposed. In simulations 51 of 4,000 groups became two with
 0 s, 2 with 0.5 s, and none or one with 1 s."""
 
-
 REACH_SECONDS: Final = 3.0
-"""After which a name that others have said, and that has not been met, stands in no one's way."""
+"""After which a name that others have said, and that has not been met, is forgotten."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,8 +32,8 @@ from muster.links.serving import listen
 from muster.mesh.announce import Announcer
 from muster.mesh.forming import Closed
 from muster.mesh.health import PRESETS
-from muster.mesh.identity import ProcessKey, mesh_identity
-from muster.mesh.network import NAME_LIMIT, Member, Network
+from muster.mesh.identity import Member, ProcessKey, mesh_identity
+from muster.mesh.network import NAME_LIMIT, Network
 from muster.mesh.secret import cluster_name, shared_key
 
 PORTS: Final = range(52416, 52448)
@@ -215,7 +215,7 @@ class Mesh:
 
     def _timeout(self, group: str, size: int | None, seconds: float) -> Timeout:
         network = self.network
-        linked = ", ".join(map(str, network.members())) or "no one"
+        linked = ", ".join(map(str, network.members())) or "none"
         problems = "".join(f"; {warning}" for warning in list(network.warnings))
         full = ", ".join(map(str, network.waits_with()))
         full = f"; a group of that name lives: {full}" if full else ""
@@ -240,7 +240,7 @@ def discover(
     `group` keeps runs apart. With `after` the members of an earlier group that are alive, and
     scripts that wait now, meet anew under its name; that backend is closed.
 
-    With `addresses` no one is searched for: each is ``"host"`` or ``"host:port"``, their order
+    With `addresses` there is no search: each is ``"host"`` or ``"host:port"``, their order
     gives the ranks, and `rank` is that of this machine. Such a group does not meet anew.
 
     Raises `Timeout`, `Unsupported`, `NoSecret`, `UnusableDirectory` and OSError.

@@ -61,6 +61,20 @@ class ProcessKey:
         return cls(own, Claim(cluster, public, node_public, node.sign(_VOUCHES + public)))
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of a group, as this one reaches it."""
+
+    process_id: str
+    node_id: str
+    host: str
+    address: tuple[str, int]
+    """Host and port."""
+
+    def __str__(self) -> str:
+        return f"{self.host} ({self.process_id})"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeshIdentity(Identity):
     """Proves the secret by a digest, and the process by a signature of the same words."""

@@ -30,7 +30,7 @@ from muster.links.session import Answerer, Caller, Session
 from muster.mesh.calls import Address, Calls
 from muster.mesh.forming import Closed, Forming
 from muster.mesh.health import Health, Preset
-from muster.mesh.identity import Claim, MeshIdentity, claim_of
+from muster.mesh.identity import Claim, Member, MeshIdentity, claim_of
 from muster.mesh.messages import Hello, Leave, Message, Note, OfGroup, Probe, decode, encode
 
 Result = TypeVar("Result")
@@ -39,19 +39,6 @@ LEAVE_SECONDS: Final = 0.05  # for the last words of this process
 
 TOKEN_BYTES: Final = 32
 NAME_LIMIT: Final = 64  # of members and refusals that are remembered
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One process of a group, as this one reaches it."""
-
-    process_id: str
-    node_id: str
-    host: str
-    address: Address
-
-    def __str__(self) -> str:
-        return f"{self.host} ({self.process_id})"
 
 
 @dataclass(slots=True)

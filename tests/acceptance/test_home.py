@@ -60,7 +60,7 @@ def test_a_stranger_joins_nothing_and_stops_nothing(three: list[Host], home: Hou
     assert [said["sum"] for said in ask_all(scripts, "reduce")] == [3.0] * 3
     said = stranger.answer()
     assert said["error"] == "Timeout"
-    assert "linked: no one" in said["text"]
+    assert "linked: none" in said["text"]
     assert "another secret" in said["text"]
     assert [said["sum"] for said in ask_all(scripts, "reduce")] == [3.0] * 3
 

@@ -15,7 +15,7 @@ from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.contracts.messages.storage import OpenCheckpoints
 from muster.contracts.shards import Position
 from muster.mesh.group import MeshBackend
-from muster.mesh.network import Member
+from muster.mesh.identity import Member
 from muster.mesh.replicas import ReplicaCheckpoints
 from muster.program import InvalidProgram
 from muster.run import Run, join
