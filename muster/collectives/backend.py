@@ -128,6 +128,10 @@ class Backend(ABC):
     def close(self) -> None:
         """Release all resources. May be called twice, but not during another call."""
 
+    def counters(self) -> dict[str, float]:
+        """Return what a transport counts: ``network.bytes_sent``, ``peers.gone`` and so on."""
+        return {}
+
     def send(self, peer: int, data: Data, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         """Send `data`, and return when it may be modified; it may not have arrived yet.
 

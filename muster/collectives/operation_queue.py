@@ -3,16 +3,17 @@
 An operation that fails on one rank, or is refused there, ends on all.
 """
 
+import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import partial, wraps
 from queue import SimpleQueue
-from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary, finalize
 
 import numpy as np
@@ -131,7 +132,8 @@ class OperationQueue:
         counts = self.counts[call.operation]
         start = time.perf_counter()
         try:
-            result = work(sequence)
+            with traced(call.operation, bytes=call.size_bytes):
+                result = work(sequence)
             counts.completed += 1
         except BaseException:
             counts.failed += 1
@@ -142,6 +144,16 @@ class OperationQueue:
             with self._lock:
                 self._end(sequence)
         return result
+
+
+def traced(name: str, **attributes: str | int) -> AbstractContextManager[object]:
+    """Have the body be a span ``muster.name``, if the program has imported OpenTelemetry."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return nullcontext()
+    given = {f"muster.{key}": value for key, value in attributes.items()}
+    span = trace.get_tracer("muster").start_as_current_span(f"muster.{name}", attributes=given)
+    return cast("AbstractContextManager[object]", span)
 
 
 @dataclass(slots=True)
@@ -170,10 +182,11 @@ def queue_of(backend: Backend) -> OperationQueue:
 def counters(backend: Backend) -> dict[str, float]:
     """Return how often each operation completed and failed, how long it took and its bytes.
 
-    Keys such as ``all_reduce.completed``, ``.failed``, ``.duration_ms`` and ``.bytes_processed``.
+    Keys such as ``all_reduce.completed``, ``.failed``, ``.duration_ms`` and ``.bytes_processed``;
+    those of the transport beside them, such as ``network.bytes_sent``.
     """
     counts = queue_of(backend).counts
-    return {
+    return backend.counters() | {
         f"{operation}.{name}": value
         for operation, count in list(counts.items())
         for name, value in asdict(count).items()

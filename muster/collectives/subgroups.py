@@ -93,6 +93,10 @@ class SubBackend(Backend):
     def abort(self, tag: Tag, reason: str) -> None:
         self._parent.abort(self._in_parent(tag), reason)
 
+    def counters(self) -> dict[str, float]:
+        """Return those of the transport, which other groups may use as well."""
+        return self._parent.counters()
+
     def close(self) -> None:
         """Do nothing: the connections belong to the backend that was made with them."""
 
@@ -137,6 +141,13 @@ class HybridBackend(Backend):
 
     def barrier(self, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._collectives.barrier(timeout_seconds=timeout_seconds)
+
+    def counters(self) -> dict[str, float]:
+        """Return the sums of those of both backends."""
+        counted = self._collectives.counters()
+        for name, value in self._point_to_point.counters().items():
+            counted[name] = counted.get(name, 0) + value
+        return counted
 
     def close(self) -> None:
         self._point_to_point.close()

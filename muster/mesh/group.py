@@ -92,6 +92,9 @@ class MeshBackend(TcpBackend):
         except ChannelClosed as error:
             raise self._named(error) from error
 
+    def counters(self) -> dict[str, float]:
+        return super().counters() | (self.mesh.network.counters() if self.mesh else {})
+
     def close(self) -> None:
         super().close()
         if self.mesh and self.mesh.backend is self:  # not one that has met anew meanwhile

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+LATENCY_WEIGHT: Final = 0.2
+"""Of the newest answer in the moving average."""
+
 LATE_SECONDS: Final = 1.0
 """A check that comes so much later than it was due: this process was stopped, not its peers."""
 
@@ -39,6 +42,7 @@ class _Peer:
     open: deque[float] = field(default_factory=deque)
     """When the probes without an answer were sent."""
     failures: int = 0
+    latency_seconds: float | None = None
 
 
 class Health:
@@ -60,6 +64,17 @@ class Health:
         if state := self._peers.get(peer):
             state.open.clear()
             state.failures = 0
+
+    def measure(self, peer: str, seconds: float) -> None:
+        """Take the time from a probe to its answer."""
+        if state := self._peers.get(peer):
+            before = seconds if state.latency_seconds is None else state.latency_seconds
+            state.latency_seconds = before + LATENCY_WEIGHT * (seconds - before)
+
+    def latencies_seconds(self) -> list[float]:
+        """Return the moving averages of the peers that have answered a probe."""
+        found = [state.latency_seconds for state in list(self._peers.values())]
+        return [seconds for seconds in found if seconds is not None]
 
     def check(self, now: float) -> tuple[list[str], list[str]]:
         """Return who is to be probed now, and who is lost and no longer known here."""

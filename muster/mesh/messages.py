@@ -29,6 +29,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     """A question whether the other end lives; anything is an answer."""
 
+    sent_at: float = 0.0
+    """By the monotonic clock of its sender; the answer repeats it."""
     is_answer: bool = False
 
 

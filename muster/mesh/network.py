@@ -78,6 +78,7 @@ class Network:
         self.readers: dict[str, Callable[[str, bytes], bytes | None]] = {}
         """What takes the notes of a topic, with the id of their sender, in the thread of the loop,
         and may answer."""
+        self._counts = {"network.reconnects": 0, "peers.gone": 0}
         self._identity = identity
         self._listening = listening
         self._health = Health(preset)
@@ -111,6 +112,13 @@ class Network:
     def hellos(self) -> list[tuple[Member, Hello]]:
         """Return who is linked now, and what each has said of itself last."""
         return self._do(lambda: [(peer.member, peer.hello) for peer in self._peers.values()])
+
+    def counters(self) -> dict[str, float]:
+        """Return what happened to links and peers."""
+        latencies = self._health.latencies_seconds()
+        mean = sum(latencies) / len(latencies) if latencies else 0.0
+        now = {"network.latency_ms": mean * 1e3, "peers.linked": len(self._peers)}
+        return now | self._counts
 
     @property
     def identity(self) -> MeshIdentity:
@@ -248,7 +256,7 @@ class Network:
                 await asyncio.sleep(0)
             probed, lost = self._health.check(time.monotonic())
             for process_id in probed:
-                self._send(process_id, Probe())
+                self._send(process_id, Probe(sent_at=time.monotonic()))
             for process_id in lost:
                 self._lose(process_id)
             self._advance()
@@ -329,6 +337,8 @@ class Network:
             if claim.process_id in self._unlinked:
                 self._unlinked.remove(claim.process_id)
                 self._left[claim.process_id] = hello.turn
+        elif not peer.links:
+            self._counts["network.reconnects"] += 1
         peer.links.append(link)
         link.send(encode(self._current_hello()))
         self._receive(peer, hello)
@@ -341,8 +351,10 @@ class Network:
             case Hello(turn=turn) if turn >= peer.hello.turn:  # else it was overtaken
                 peer.hello = message
                 self._compare(peer)
-            case Probe(is_answer=False):
-                self._send(process_id, Probe(is_answer=True))
+            case Probe(is_answer=False, sent_at=sent_at):
+                self._send(process_id, Probe(sent_at=sent_at, is_answer=True))
+            case Probe(sent_at=sent_at):
+                self._health.measure(process_id, time.monotonic() - sent_at)
             case Leave():
                 peer.has_left = True
             case OfGroup(group=group, message=said) if self._forming and group == self._hello.group:
@@ -392,6 +404,7 @@ class Network:
         self._health.remove(process_id)
         if not peer.has_left:
             self.gone[process_id] = peer.member
+            self._counts["peers.gone"] += 1
         while len(self.gone) > NAME_LIMIT:
             del self.gone[next(iter(self.gone))]
         for link in peer.links:

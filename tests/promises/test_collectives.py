@@ -332,6 +332,26 @@ def test_any_calls_one_after_the_other(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
+def test_traffic_is_counted_as_its_callers_see_it(name: str) -> None:
+    def rank(backend: Backend) -> list[float]:
+        before = counters(backend)
+        if backend.rank == 0:
+            backend.send(1, b"three")
+            backend.send(1, b"")
+        elif backend.rank == 1:
+            assert backend.recv(0, 5) + backend.recv(0, 0) == b"three"
+        after = counters(backend)
+        return [
+            after[f"network.{what}_{way}"] - before[f"network.{what}_{way}"]
+            for what in ("messages", "bytes")
+            for way in ("sent", "received")
+        ]
+
+    with BACKENDS[name](2) as group:
+        assert run_ranks(group.backends, rank) == [[2, 0, 5, 0], [0, 2, 0, 5]]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
 def test_calls_run_in_the_order_of_issue(name: str) -> None:
     """A synchronous call waits for those before it, and sees what they wrote."""
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from muster.collectives import DistributedContext
+from muster.collectives import DistributedContext, counters
 from muster.contracts.errors import MusterError
 from muster.mesh import MeshBackend, discover
 from muster.mesh.group import Mesh
@@ -62,6 +62,9 @@ class Script:
         if (pid := os.fork()) == 0:
             signal.pause()
         return {"pid": pid}
+
+    def counters(self) -> Said:
+        return dict(counters(self.backend))
 
     def close(self) -> Said:
         self.backend.close()

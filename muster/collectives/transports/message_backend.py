@@ -14,6 +14,7 @@ import os
 import select
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from math import ceil, inf
 from threading import Condition, Lock
 from typing import Final
@@ -52,6 +53,17 @@ SILENCE_CHECK_ATTEMPTS: Final = 50
 host is gone is never ready."""
 
 
+@dataclass(slots=True)
+class _Traffic:
+    """What calls have sent and received, as the callers see it; of the backend's lock."""
+
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    messages_sent: int = 0
+    messages_received: int = 0
+    errors: int = 0
+
+
 class MessageBackend(Backend):
     """A `Backend` over streams, one for each peer, which it owns.
 
@@ -79,6 +91,7 @@ class MessageBackend(Backend):
             for peer, stream in sorted(streams.items())
         }
         self._all = tuple(self._channels.values())
+        self._traffic = _Traffic()
         self._lock = Lock()
         self._moved = Condition(self._lock)
         self._is_polled = False
@@ -114,6 +127,7 @@ class MessageBackend(Backend):
                     transfer.send_ends[channel] = channel.put(tag, view)
                 self._move(transfer, timeout_seconds)
             except CollectiveError:
+                self._traffic.errors += 1
                 raise
             except BaseException:
                 # Of a signal or of `on_wait`. The latter is called while nothing is half moved.
@@ -123,6 +137,14 @@ class MessageBackend(Backend):
             finally:
                 self._withdraw(transfer)
                 self._tell_followers()
+            traffic = self._traffic
+            traffic.messages_sent += len(sent)
+            traffic.messages_received += len(targets)
+            traffic.bytes_sent += sum(view.nbytes for _, view in sent)
+            traffic.bytes_received += sum(target.nbytes for _, target in targets)
+
+    def counters(self) -> dict[str, float]:
+        return {f"network.{name}": value for name, value in asdict(self._traffic).items()}
 
     def probe(self, tag: Tag = MESSAGE, *, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
         transfer, deadline = _Transfer(tag), Deadline(timeout_seconds, "a message of any rank")

@@ -13,6 +13,7 @@ from tests.support.installation import await_value
 pytestmark = needs_hosts()
 
 SOON_SECONDS = 1.0
+ARRAY_BYTES = 4000
 PORT_RANGE = "/proc/sys/net/ipv4/ip_local_port_range"
 
 
@@ -51,6 +52,21 @@ def test_a_killed_process_is_gone_and_the_others_meet_anew(host: Host, home: Hou
     anew = [*ask_all([second, third], "meet"), newcomer.answer()]
     assert [len(said.get("members", [])) for said in anew] == [3] * 3, anew
     assert anew[0]["members"] == anew[1]["members"] == anew[2]["members"]
+
+
+def test_counters_tell_of_network_and_peers(host: Host, home: Household) -> None:
+    first, second = home.scripts(2, host, host)
+    meet([first, second], preset="fast")
+    ask_all([first, second], "reduce", size=ARRAY_BYTES // 4)
+    await_value(lambda: second.call("counters")["network.latency_ms"], str)
+    counted = second.call("counters")
+    assert counted["network.bytes_sent"] >= ARRAY_BYTES
+    assert (counted["peers.linked"], counted["peers.gone"]) == (1, 0)
+    first.kill()
+    assert second.call("reduce")["error"] == "PeerGone"
+    await_value(lambda: second.call("counters")["peers.gone"], str)
+    counted = second.call("counters")
+    assert (counted["peers.linked"], counted["network.errors"]) == (0, 1)
 
 
 def test_members_that_close_leave_the_others_alone(host: Host, home: Household) -> None:

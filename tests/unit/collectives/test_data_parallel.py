@@ -1,5 +1,7 @@
 """Gradients that are averaged while others are computed, and the context of a function."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -9,6 +11,28 @@ from muster.collectives import DataParallel, DistributedContext, SimulatedBacken
 from muster.collectives.backend import Backend
 from muster.collectives.errors import SizeMismatch, Unsupported
 from muster.collectives.simulated import run_ranks
+
+TRACED = """
+import numpy as np
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from muster.collectives import SimulatedBackend, barrier, broadcast
+from muster.collectives.simulated import run_ranks
+
+def rank(backend):
+    broadcast(backend, np.ones(3))
+    barrier(backend)
+
+spans, provider = InMemorySpanExporter(), TracerProvider()
+provider.add_span_processor(SimpleSpanProcessor(spans))
+trace.set_tracer_provider(provider)
+run_ranks(SimulatedBackend.create_group(1), rank)
+for span in spans.get_finished_spans():
+    print(f"{span.name}={span.attributes['muster.bytes']}")
+"""
 
 SHAPES = [(3, 4), (5,), (), (2, 2, 2), (7,)]
 RANKS = 3
@@ -79,6 +103,12 @@ def test_gradient_of_another_size_is_refused() -> None:
     parallel = DataParallel([np.zeros(3)], backend)
     with pytest.raises(SizeMismatch):
         parallel.ready(0, np.zeros(4))
+
+
+def test_operations_are_spans_where_opentelemetry_is_in_use() -> None:
+    pytest.importorskip("opentelemetry.sdk.trace")
+    found = subprocess.run([sys.executable, "-c", TRACED], capture_output=True, check=True).stdout
+    assert sorted(found.decode().split()) == ["muster.barrier=0", "muster.broadcast=24"]
 
 
 def test_context_adds_up_and_counts() -> None:

@@ -58,6 +58,18 @@ def test_a_process_that_was_stopped_blames_no_peer(preset: str, seconds: float) 
     assert health.check(health.wake_at())[1] == []
 
 
+def test_the_latency_is_a_moving_average() -> None:
+    health = Health(PRESETS["fast"])
+    health.add("peer", 0.0)
+    assert health.latencies_seconds() == []
+    for seconds in 1.0, 2.0:
+        health.measure("peer", seconds)
+    assert health.latencies_seconds() == [pytest.approx(1.0 * 0.8 + 2.0 * 0.2)]
+    health.remove("peer")
+    health.measure("peer", 3.0)
+    assert health.latencies_seconds() == []
+
+
 def test_a_peer_that_left_is_probed_no_more() -> None:
     health = Health(PRESETS["fast"])
     health.add("peer", 0.0)
