@@ -3,7 +3,7 @@
     python bench/mesh.py [ROUNDS] [SEED]
 
 Three hosts of the tests, a script on each. Times are from the start of the processes, from the
-fault to the last `PeerGone`, and from that to the last member of the new group.
+fault to the last `PeerGone`, and from that until the last member of the new group has restored.
 """
 
 import random
@@ -22,6 +22,7 @@ from tests.support.hosts import Host, hosts, refusal
 
 HOSTS: Final = 3
 IDLE_SECONDS: Final = 20.0
+STATE_BYTES: Final = 4 << 20
 WORK_SECONDS: Final = 1.0
 """At most, before a fault."""
 
@@ -31,7 +32,7 @@ GOALS: Final[Mapping[str, tuple[str, float]]] = {
     "killed: PeerGone": ("s", 0.2),
     "cut: PeerGone": ("s", 6.0),
     "frozen: PeerGone": ("s", 6.0),
-    "met anew": ("s", 3.0),
+    "met anew, restored": ("s", 3.0),
     "waiting: of a core": ("%", 0.5),
     "waiting: memory": ("MB", 60.0),
     "waiting: sent": ("B/s", 1000.0),
@@ -84,7 +85,7 @@ def see(figures: Figures, made: list[Host], directory: Path) -> None:
 def lose(
     figures: Figures, made: list[Host], directory: Path, name: str, work_seconds: float
 ) -> None:
-    """Have three meet, lose the last, and meet anew."""
+    """Have three meet and save, lose the last, meet anew and restore."""
     began = time.monotonic()
     with started(made, directory) as scripts:
         met = first_answers(scripts, "discover", peers=HOSTS - 1, preset="fast")
@@ -96,6 +97,7 @@ def lose(
             "frozen": (made[-1].freeze, made[-1].thaw),
         }
         begin, end = faults[name]
+        ask_all(scripts, "save", size=STATE_BYTES // 4)
         for script in survivors:
             script.ask("reduce")
         time.sleep(work_seconds)
@@ -106,7 +108,9 @@ def lose(
         figures.add(f"{name}: PeerGone", last(gone) - at)
         anew = ask_all(survivors, "meet")
         assert {len(said.get("members", [])) for said in anew} == {HOSTS - 1}, anew
-        figures.add("met anew", last(anew) - last(gone))
+        restored = ask_all(survivors, "restore")
+        assert {said.get("size") for said in restored} == {STATE_BYTES // 4}, restored
+        figures.add("met anew, restored", last(restored) - last(gone))
         end()
 
 

@@ -10,10 +10,12 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+import muster
 from muster.collectives import DistributedContext, counters
 from muster.contracts.errors import MusterError
 from muster.mesh import MeshBackend, discover
 from muster.mesh.group import Mesh
+from muster.run import Run
 
 Said: TypeAlias = dict[str, object]
 
@@ -23,6 +25,7 @@ PATIENCE_SECONDS = 5.0
 
 class Script:
     backend: MeshBackend
+    run: Run
 
     def discover(self, **options: Any) -> Said:  # noqa: ANN401  JSON is any
         self.backend = discover(**options)
@@ -62,6 +65,16 @@ class Script:
         if (pid := os.fork()) == 0:
             signal.pause()
         return {"pid": pid}
+
+    def save(self, size: int) -> Said:
+        """Begin to have checkpoints, and save one."""
+        self.run = muster.join(backend=self.backend)
+        self.run.checkpoint(weights=np.ones(size, np.float32))
+        return {}
+
+    def restore(self) -> Said:
+        restored = self.run.restore(backend=self.backend)
+        return {"size": 0 if restored is None else restored["weights"].size}
 
     def counters(self) -> Said:
         return dict(counters(self.backend))
