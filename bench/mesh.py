@@ -1,6 +1,6 @@
 """How soon machines of a household find each other, meet, and notice who is gone.
 
-    python bench/mesh.py [ROUNDS] [SEED]
+    python -m bench.mesh [ROUNDS] [SEED]
 
 Three hosts of the tests, a script on each. Times are from the start of the processes, from the
 fault to the last `PeerGone`, and from that until the last member of the new group has restored.
