@@ -113,7 +113,7 @@ class Aborted(CollectiveError):
 class ChannelClosed(CollectiveError):
     def __init__(self, rank: int, *, is_own: bool = False) -> None:
         super().__init__(
-            f"the backend of rank {rank} is closed: make a new one"
+            f"the backend of rank {rank} is closed, or of the parent of this process: make one here"
             if is_own
             else f"the connection to rank {rank} is closed: if it has ended, its log says why"
         )

@@ -2,9 +2,11 @@
 
 import gc
 import math
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count, product
 from typing import Any, Final, NamedTuple
 
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from muster.collectives import operations
 from muster.collectives.backend import Backend
 from muster.collectives.calls import DTYPES, OPS
-from muster.collectives.errors import Timeout
+from muster.collectives.errors import ChannelClosed, Timeout
 from muster.collectives.operation_queue import Outcome, counters
 from muster.collectives.operations import all_reduce
 from muster.collectives.routes import ROUTES
@@ -329,6 +331,20 @@ def test_any_calls_one_after_the_other(data: st.DataObject) -> None:
 
     group = SimulatedBackend.create_group(world_size)
     assert run_ranks(group, rank) == [[]] * world_size
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_fork_takes_no_part_in_its_parents_group(name: str) -> None:
+    with BACKENDS[name](2) as group:
+        first, second = group.backends
+        if (pid := os.fork()) == 0:
+            with suppress(ChannelClosed):
+                first.send(1, b"child", timeout_seconds=1.0)
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        first.send(1, b"owner")
+        assert second.recv(0, 5) == b"owner"
 
 
 @pytest.mark.parametrize("name", BACKENDS)

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from math import ceil, inf
 from threading import Condition, Lock
 from typing import Final
+from weakref import WeakSet
 
 from muster.collectives.backend import (
     MESSAGE,
@@ -100,6 +101,7 @@ class MessageBackend(Backend):
         self._must_spin = not all(stream.fileno() >= 0 for stream in streams.values())
         self._wake: io.FileIO | None = None
         """Ends the poll of another thread, which does not know of this thread's messages."""
+        _backends.add(self)
         if streams and not self._must_spin:
             self._wake = io.FileIO(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC), "r+")
 
@@ -175,6 +177,17 @@ class MessageBackend(Backend):
                     channel.close()
                 if self._wake is not None:
                     self._wake.close()
+
+    def leave_to_parent(self) -> None:
+        """Close this copy of the backend, in a child of the process that uses it.
+
+        What a child sent would count as a message of its parent, sealed with the same nonce, and
+        its copies of the sockets would hide the end of the parent.
+        """
+        self._lock = Lock()  # a thread of the parent may have held the other one
+        self._is_closed = True
+        for channel in self._all:
+            channel.stream.leave_to_parent()
 
     def _checked(self, data: Data) -> memoryview:
         view = _bytes_of(data)
@@ -327,6 +340,15 @@ class MessageBackend(Backend):
         if self._wake is not None and not self._wake.closed and self._wake.fileno() in ready:
             os.eventfd_read(self._wake.fileno())
         return [channel for channel in self._all if channel.stream.fileno() in ready]
+
+
+def _leave_to_parent() -> None:
+    for backend in list(_backends):
+        backend.leave_to_parent()
+
+
+_backends: Final[WeakSet[MessageBackend]] = WeakSet()
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class _Transfer:

@@ -68,6 +68,10 @@ class Stream(Protocol):
     def close(self) -> None:
         """Release all resources. May be called twice."""
 
+    def leave_to_parent(self) -> None:
+        """Release, in a child of the process that uses the stream, what would hide its end."""
+        return  # other streams show the end of a process in other ways
+
 
 class SocketStream(Stream):
     """A connected stream socket, which it owns."""
@@ -138,6 +142,9 @@ class SocketStream(Stream):
         return bool(poll.poll(0))
 
     def close(self) -> None:
+        self.socket.close()
+
+    def leave_to_parent(self) -> None:
         self.socket.close()
 
 
