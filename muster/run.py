@@ -254,7 +254,14 @@ class Run:
 
         A batch never spans two epochs, so the last one of an epoch may be shorter. `decoder` sets
         the type of the samples: ``msgspec.json.Decoder(MySample)``.
+
+        Of a run with a backend all members call this. Raises `DatasetDiffers` if one of them has
+        other samples.
         """
+        if self._backend is not None:
+            from muster.mesh.replicas import compare_samples  # noqa: PLC0415  imports numpy
+
+            compare_samples(self._backend, self.source)
         size = self.settings.batch_size if size is None else size
         if self._total_steps is None and size > 0 and (samples := self.count_samples()) is not None:
             self.total_steps = self.settings.epochs * math.ceil(samples / size)

@@ -5,6 +5,7 @@ DatasetError
 ├── DatasetEmpty         it holds no shards, or shards without a single line
 ├── ShardUnreadable      the system cannot list or read it
 ├── ShardChanged         a shard is not the one that was indexed or partly read
+├── DatasetDiffers       another member of a group has other samples
 ├── InvalidSample        a line that is not a valid sample: it has a file and a number
 ├── DatasetNotWritable   a data set or an index cannot be written there
 │   └── DatasetExists    one is there already
@@ -38,6 +39,16 @@ class DatasetMissing(_NoDataset):
 
 class DatasetEmpty(_NoDataset):
     """`directory` exists and holds no samples."""
+
+
+class DatasetDiffers(DatasetError):
+    """`member`, of the same group, has other samples in its data set."""
+
+    def __init__(self, directory: Location, member: str) -> None:
+        super().__init__(
+            f"the data set {directory} has other samples than that of {member}: copy one of "
+            "them to both machines"
+        )
 
 
 class ShardUnreadable(DatasetError):

@@ -25,6 +25,8 @@ from muster.checkpoints.reader import Checkpoint
 from muster.collectives.operations import all_gather_bytes, messages_of
 from muster.contracts.messages.storage import OpenCheckpoints
 from muster.contracts.shards import Position
+from muster.datasets.errors import DatasetDiffers
+from muster.datasets.source import DataSource
 
 if TYPE_CHECKING:
     from muster.mesh.group import MeshBackend
@@ -151,6 +153,17 @@ class ReplicaCheckpoints:
             for piece in messages_of(np.frombuffer(content, np.uint8)[start:end]):
                 self._backend.recv_into(source, piece, timeout_seconds=WAIT_SECONDS)
         return content
+
+
+def compare_samples(backend: "MeshBackend", source: DataSource) -> None:
+    """Raise `DatasetDiffers` unless all members, who all call this, have the same samples."""
+    own = encode(
+        [(shard.lines, shard.hash_sum) for shard in source.totals(range(len(source.shards)))]
+    )
+    found = all_gather_bytes(backend, own, timeout_seconds=WAIT_SECONDS)
+    for member, samples in zip(backend.members, found, strict=True):
+        if samples != own:
+            raise DatasetDiffers(source.location, str(member))
 
 
 def _digest(manifest: Manifest) -> str:

@@ -11,12 +11,15 @@ from muster.checkpoints.errors import CheckpointDamaged, CheckpointMismatch, Che
 from muster.checkpoints.manager import open_manager
 from muster.checkpoints.reader import Checkpoint
 from muster.collectives import operations
+from muster.collectives.backend import Backend
 from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.contracts.messages.storage import OpenCheckpoints
 from muster.contracts.shards import Position
+from muster.datasets.errors import DatasetDiffers
+from muster.datasets.source import LocalSource
 from muster.mesh.group import MeshBackend
 from muster.mesh.identity import Member
-from muster.mesh.replicas import ReplicaCheckpoints
+from muster.mesh.replicas import ReplicaCheckpoints, compare_samples
 from muster.program import InvalidProgram
 from muster.run import Run, join
 from muster.runtime.agent_client import AgentClient, AgentSocket
@@ -72,6 +75,24 @@ class Home:
         return run_ranks(
             self.group(hosts), lambda backend: self.of(cast("MeshBackend", backend)).restore()
         )
+
+
+def test_members_with_other_samples_are_refused(tmp_path: Path) -> None:
+    for host, last in ("a", "3"), ("b", "3"), ("c", "4"):
+        (tmp_path / host).mkdir()
+        (tmp_path / host / "shard_00000.txt").write_text(f"1\n2\n{last}\n")
+
+    def rank(backend: Backend) -> str:
+        member = cast("MeshBackend", backend)
+        try:
+            compare_samples(member, LocalSource(tmp_path / member.members[backend.rank].host))
+        except DatasetDiffers as error:
+            return str(error)
+        return ""
+
+    home = Home(tmp_path)
+    assert run_ranks(home.group("aab"), rank) == [""] * 3
+    assert ["p-1" in said for said in run_ranks(home.group("bc"), rank)] == [True, False]
 
 
 @pytest.fixture
