@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from muster.datasets.synthetic import synthetic
+from muster.datasets.writer import write_dataset
 from muster.mesh.secret import make_secret
 from tests.support.installation import DEADLINE_SECONDS, without_ours
 from tests.support.ranks import write_shards
+
+ROOT = Path(__file__).parents[3]
 
 SCRIPT = f"""
 import os, signal, sys
@@ -128,3 +132,36 @@ def test_the_others_go_on_from_their_checkpoint(household: Household) -> None:
         assert lines == [f"begins 3 30 {undisturbed(30)}", f"ends 41 {undisturbed(41)}"]
     assert "does not match its hash" in household.warnings
     assert len(household.checkpoints("d")) == 3  # 30, 35 and 40
+
+
+def test_the_example_goes_on_after_a_machine_came_back(household: Household) -> None:
+    write_dataset(household.root / "points", synthetic(samples=20_000))
+    environ = {**household.environ, "DATASET_DIR": str(household.root / "points")}
+    environ["MUSTER_EPOCHS"] = "6"  # long enough for a kill before the end
+
+    def start(host: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, ROOT / "examples/home.py", "1"],
+            env={**environ, "MUSTER_DATA_DIR": str(household.root / host)},
+            cwd=household.root,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    processes = [start("a"), start("b")]
+    try:
+        lost = processes[1]
+        assert lost.stdout is not None
+        with lost.stdout as said_by_lost:
+            assert said_by_lost.readline().endswith("begins after step 0\n")
+        lost.kill()
+        processes.append(start("b"))
+        first, _, third = processes
+        said = [each.communicate(timeout=2 * DEADLINE_SECONDS)[0] for each in (first, third)]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    ends = [lines.splitlines()[-1] for lines in said]
+    assert ends[0] == ends[1]
+    assert ends[0].startswith("ends after step 1254 ")
