@@ -168,7 +168,7 @@ class Forming:
         elif self.state is State.AGREED and peer == self._proposer:
             # Another member may know that the round was closed: this time is for its word.
             self._named_at = now
-            self._gather()
+            self._move(State.GATHERING)
 
     def receive(self, peer: str, message: FormingMessage, now: float) -> None:
         """Take a message of a linked script."""
@@ -268,7 +268,7 @@ class Forming:
         if self._asked.get(peer) == number:
             del self._asked[peer]
         if self.state is State.AGREED and peer == self._proposer:
-            self._gather()
+            self._move(State.GATHERING)
             self._answer(now)
 
     def _count(self, peer: str, number: int) -> None:
@@ -309,15 +309,11 @@ class Forming:
         """Give up the own round."""
         self._abandon(set())
         self._named_at = now
-        self._gather()
+        self._move(State.GATHERING)
 
     def _abandon(self, kept: set[str]) -> None:
         for member in sorted(self._round - kept):
             self._send(member, Release(number=self._number))
-
-    def _gather(self) -> None:
-        self._proposer = ""
-        self._move(State.GATHERING)
 
     def _send(self, peer: str, message: FormingMessage) -> None:
         self.due.append((peer, message))
