@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 from muster.host.extras import install_command
 from muster.links.session import PROTOCOL
-from muster.mesh.identity import Claim
 from muster.mesh.network import NAME_LIMIT, Network
 
 try:
@@ -64,9 +63,9 @@ def own_addresses() -> list[str]:
 class Announcer:
     """Announces a network until it is closed, and has it call what others announce."""
 
-    def __init__(self, network: Network, claim: Claim) -> None:
+    def __init__(self, network: Network) -> None:
         self._network = network
-        self._claim = claim
+        self._claim = network.identity.own
         self.heard: dict[str, Announced] = {}
         """What others announce now, by process id. Read by other threads."""
         self._addresses: list[str] | None = None

@@ -32,7 +32,7 @@ from muster.links.serving import listen
 from muster.mesh.announce import Announcer
 from muster.mesh.forming import Closed
 from muster.mesh.health import PRESETS
-from muster.mesh.identity import Member, ProcessKey, mesh_identity
+from muster.mesh.identity import Member, mesh_identity
 from muster.mesh.network import NAME_LIMIT, Network
 from muster.mesh.secret import cluster_name, shared_key
 
@@ -122,9 +122,9 @@ class Mesh:
         files = DataDir(ServiceSettings.read(os.environ, cores=1).data_dir)
         make_private(files.root)
         key = shared_key(os.environ, files.cluster_key)
-        own = ProcessKey.make(cluster_name(os.environ), files.node_key)
-        self.network = Network(mesh_identity(own, key), _listen(), PRESETS[preset])
-        self.announcer = Announcer(self.network, own.claim)
+        own = mesh_identity(cluster_name(os.environ), files.node_key, key)
+        self.network = Network(own, _listen(), PRESETS[preset])
+        self.announcer = Announcer(self.network)
         self.backend: MeshBackend | None = None
         """Of the group that has met last."""
         self.is_closed = False

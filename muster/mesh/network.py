@@ -66,8 +66,9 @@ class Network:
 
     def __init__(self, identity: MeshIdentity, listening: socket.socket, preset: Preset) -> None:
         """Take over a listening socket that never blocks."""
-        self.own_id = identity.own.claim.process_id
-        self.node_id = identity.own.claim.node_id
+        self.identity = identity
+        self.own_id = identity.own.process_id
+        self.node_id = identity.own.node_id
         self.port: int = listening.getsockname()[1]
         self.gone: dict[str, Member] = {}
         """Who was linked and is gone. Read by other threads, while calls wait."""
@@ -78,7 +79,6 @@ class Network:
         self.readers: dict[str, Callable[[str, bytes], bytes | None]] = {}
         """What takes the notes of a topic, with the id of their sender, in the thread of the loop,
         and may answer."""
-        self._identity = identity
         self._listening = listening
         self._health = Health(preset)
         self._peers: dict[str, _Peer] = {}
@@ -111,10 +111,6 @@ class Network:
     def hellos(self) -> list[tuple[Member, Hello]]:
         """Return who is linked now, and what each has said of itself last."""
         return self._do(lambda: [(peer.member, peer.hello) for peer in self._peers.values()])
-
-    @property
-    def identity(self) -> MeshIdentity:
-        return self._identity
 
     def wait_for(self, group: str, size: int | None, after: Collection[str] = ()) -> Future[Closed]:
         """Begin to wait for a group, and return what becomes it.
@@ -260,7 +256,7 @@ class Network:
     # Links
 
     def _answer(self, _is_remote: bool) -> Session:  # noqa: FBT001  the server's signature
-        return Answerer(lambda _: self._identity)
+        return Answerer(lambda _: self.identity)
 
     def _warn(self, text: str) -> None:
         self.warnings[text] = None
@@ -279,7 +275,7 @@ class Network:
         is_linked = False
         try:
             async with asyncio.timeout(timeout_seconds) as limit:
-                link = await connect(address, Caller(self._identity))
+                link = await connect(address, Caller(self.identity))
                 with closing(link.writer):
                     link.send(encode(self._current_hello()))
                     payload = await link.receive_one()

@@ -19,7 +19,7 @@ from muster.links.serving import listen
 from muster.links.session import PROTOCOL, Caller
 from muster.mesh.forming import SETTLE_SECONDS, Closed
 from muster.mesh.health import Preset
-from muster.mesh.identity import ProcessKey, mesh_identity
+from muster.mesh.identity import mesh_identity
 from muster.mesh.messages import Hello, encode
 from muster.mesh.network import Network
 from tests.support import forwarder
@@ -52,7 +52,7 @@ class Home:
     ) -> Network:
         self._made += 1
         file = self._directory / f"node-{self._made}.key"
-        own = mesh_identity(ProcessKey.make(cluster, file), secret)
+        own = mesh_identity(cluster, file, secret)
         network = Network(own, listen(host, 0), PRESET)
         self._ending.callback(network.close)
         return network
@@ -265,7 +265,7 @@ def test_a_silent_link_beside_another_costs_no_word_and_no_peer(home: Home) -> N
 
 
 def test_an_older_hello_that_comes_later_is_ignored(home: Home, tmp_path: Path) -> None:
-    own, other = home.add(), mesh_identity(ProcessKey.make("home", tmp_path / "key"), SECRET)
+    own, other = home.add(), mesh_identity("home", tmp_path / "key", SECRET)
     with ExitStack() as stack:
         for turn in 1, 0:
             calling = socket.create_connection(("127.0.0.1", own.port))

@@ -17,14 +17,14 @@ from muster.mesh.announce import Announced
 from muster.mesh.doctor import Check, examine
 from muster.mesh.group import PORTS
 from muster.mesh.health import PRESETS
-from muster.mesh.identity import MeshIdentity, ProcessKey, mesh_identity
+from muster.mesh.identity import MeshIdentity, mesh_identity
 from muster.mesh.network import Hello, Network
 
 KEY = b"k" * 32
 
 
 def identity(directory: Path, name: str = "home", key: bytes = KEY) -> MeshIdentity:
-    return mesh_identity(ProcessKey.make(name, directory / "node.key"), key)
+    return mesh_identity(name, directory / "node.key", key)
 
 
 def network(own: MeshIdentity, host: str = "127.0.0.1", ports: Iterable[int] = (0,)) -> Network:
