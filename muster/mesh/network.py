@@ -153,7 +153,7 @@ class Network:
         return self._do(look)
 
     def waits_with(self) -> list[Member]:
-        """Return who waits for the same group, and who is in one of that name."""
+        """Return the linked members of a group of the awaited name that lives already."""
         full = self._forming.full if self._forming is not None else ()
         return self._do(lambda: [self._peers[one].member for one in full if one in self._peers])
 
@@ -197,16 +197,11 @@ class Network:
 
     def _do(self, work: Callable[[], Result]) -> Result:
         """Have the thread of the loop do something, and return its result."""
-        done: Future[Result] = Future()
 
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:  # noqa: BLE001  raised where it is waited for
-                done.set_exception(error)
+        async def run() -> Result:
+            return work()
 
-        self._loop.call_soon_threadsafe(run)
-        return done.result()
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     # The thread
 
