@@ -70,7 +70,7 @@ class Full(_Message, frozen=True, kw_only=True, tag="full"):
 
 
 class Waits(_Message, frozen=True, kw_only=True, tag="waits"):
-    """Another script waits, too: who hears this may find it much later."""
+    """Another script waits, too: the receiver may not have found it yet."""
 
     name: str
 
@@ -143,8 +143,9 @@ class Forming:
         self._gone.discard(peer)
         self._name(peer, now)
         self._known.pop(peer, None)
-        for other in sorted(self.waiting) if peer not in self.waiting else ():
+        for other in sorted(self.waiting - {peer}):
             self._send(other, Waits(name=peer))
+            self._send(peer, Waits(name=other))
         self.waiting.add(peer)
         if members := self._members_of_living():
             self._send(peer, Full(members=members))

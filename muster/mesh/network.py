@@ -162,7 +162,7 @@ class Network:
 
         def end() -> None:
             self._forming = None
-            self._say(msgspec.structs.replace(self._hello, group=None, size=None, known=()))
+            self._say(msgspec.structs.replace(self._hello, group=None, size=None))
 
         self._do(end)
 
@@ -359,8 +359,6 @@ class Network:
             self._forming.lose(process_id, now)
         elif self._waits_now(peer):
             self._forming.meet(process_id, now, is_after=hello.size is None)
-            for other in peer.hello.known:
-                self._forming.mention(other, now)
         elif (closed := self._forming.closed) and process_id in closed.members:
             # Its link is new: the first word of this may be lost.
             self._send(process_id, OfGroup(group=hello.group or "", message=closed))
@@ -405,9 +403,7 @@ class Network:
             self._send(process_id, self._current_hello())
 
     def _current_hello(self) -> Hello:
-        known = () if self._forming is None else tuple(sorted(self._forming.waiting))
-        now = time.time()
-        return msgspec.structs.replace(self._hello, known=known[:NAME_LIMIT], clock=now)
+        return msgspec.structs.replace(self._hello, clock=time.time())
 
     def _act(self) -> None:
         """Send what follows from what has happened, and have the times judged anew."""
