@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 LEAVE_SECONDS: Final = 0.05  # for the last words of this process
 
 TOKEN_BYTES: Final = 32
-NAME_LIMIT: Final = 64  # of members and refusals that are remembered
+NAME_LIMIT: Final = 64  # of members of a group, and of refusals that are remembered
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Network:
         self.own_id = identity.own.process_id
         self.node_id = identity.own.node_id
         self.port: int = listening.getsockname()[1]
-        self.gone: dict[str, Member] = {}
+        self.gone: set[str] = set()
         """Who was linked and is gone. Read by other threads, while calls wait."""
         self.cut: dict[tuple[str, str], float] = {}
         """By whose process and host the network has cut a link, and when. Read likewise."""
@@ -300,8 +300,6 @@ class Network:
             has_ended = True
         except OSError:
             self.cut[claim.process_id, _host_of(link)] = time.monotonic()
-            while len(self.cut) > NAME_LIMIT:
-                del self.cut[next(iter(self.cut))]
             raise
         finally:
             peer.links.remove(link)
@@ -316,7 +314,7 @@ class Network:
         if peer is None:
             peer = self._peers[claim.process_id] = _Peer(claim=claim, hello=hello)
             self._health.add(claim.process_id, time.monotonic())
-            self.gone.pop(claim.process_id, None)
+            self.gone.discard(claim.process_id)
             if claim.process_id in self._unlinked:
                 self._unlinked.remove(claim.process_id)
                 self._left[claim.process_id] = hello.turn
@@ -380,9 +378,7 @@ class Network:
             return
         self._health.remove(process_id)
         if not peer.has_left:
-            self.gone[process_id] = peer.member
-        while len(self.gone) > NAME_LIMIT:
-            del self.gone[next(iter(self.gone))]
+            self.gone.add(process_id)
         for link in peer.links:
             link.writer.transport.abort()  # what is not sent yet will never be
         if self._forming is not None:

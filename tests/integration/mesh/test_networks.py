@@ -258,7 +258,7 @@ def test_a_silent_link_beside_another_costs_no_word_and_no_peer(home: Home) -> N
         waiting = [network.wait_for("default", 2) for network in (own, other)]
         with pytest.raises(TimeoutError):
             waiting[0].result(LOSS_SECONDS)
-        assert own.gone == other.gone == {}
+        assert own.gone == other.gone == set()
         between.kill()
     for future in waiting:
         assert future.result(DEADLINE_SECONDS)
@@ -291,7 +291,7 @@ def test_one_that_closes_is_not_gone(home: Home) -> None:
     await_link(own, other)
     other.close()
     await_value(lambda: not own.members(), lambda: str(own.members()))
-    assert own.gone == {}
+    assert own.gone == set()
 
 
 def test_nothing_is_left_of_a_network(tmp_path: Path) -> None:
