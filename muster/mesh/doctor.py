@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
-import msgspec
 import psutil
 
 from muster.contracts.errors import AuthenticationFailed, WireError
@@ -20,7 +19,7 @@ from muster.links.session import Caller, ProtocolDiffers
 from muster.mesh.announce import Announced, own_addresses
 from muster.mesh.calls import Address
 from muster.mesh.group import PORTS
-from muster.mesh.messages import Hello, Leave, decode
+from muster.mesh.messages import Hello, Leave, decode, encode
 from muster.mesh.network import Network
 
 REACH_SECONDS: Final = 3.0
@@ -119,9 +118,9 @@ async def _call(network: Network, host: str, port: int) -> _Called:
     with closing(link.writer), suppress(OSError, EOFError, WireError):
         try:
             async with asyncio.timeout(REACH_SECONDS):
-                link.send(msgspec.msgpack.encode(own))
+                link.send(encode(own))
                 hello = decode(await link.receive_one())
-                link.send(msgspec.msgpack.encode(Leave()))
+                link.send(encode(Leave()))
                 await link.writer.drain()
             if isinstance(hello, Hello):
                 return _Called(host, port, ahead_seconds=hello.clock - time.time())

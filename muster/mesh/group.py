@@ -24,7 +24,7 @@ from muster.collectives.backend import (
 from muster.collectives.errors import Aborted, ChannelClosed, CollectiveError, Timeout, Unsupported
 from muster.collectives.transports.handshake import Membership
 from muster.collectives.transports.rendezvous import Connections, Endpoint, rendezvous
-from muster.collectives.transports.tcp import TcpBackend, listed
+from muster.collectives.transports.tcp import DEFAULT_PORT, TcpBackend, listed
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
 from muster.host.private import make_private
@@ -36,7 +36,7 @@ from muster.mesh.identity import Member, mesh_identity
 from muster.mesh.network import NAME_LIMIT, Network
 from muster.mesh.secret import cluster_name, shared_key
 
-PORTS: Final = range(52416, 52448)
+PORTS: Final = range(DEFAULT_PORT, DEFAULT_PORT + 32)
 MEETING_SECONDS: Final = 10.0
 """For the connections between members, once they know that they are a group, at least."""
 
