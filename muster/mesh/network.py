@@ -93,10 +93,9 @@ class Network:
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._server = LinkServer(self._answer, self._serve, self._warn)
-        self._accepting: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="muster mesh", daemon=True)
         self._thread.start()
-        self._do(self._accept)
+        self.listen()
 
     # For other threads
 
@@ -174,14 +173,14 @@ class Network:
         """Return the socket that others connect to; this network accepts no more until `listen`."""
 
         def lend() -> socket.socket:
-            self._refuse()
+            self._accepting.cancel()
             return duplicate(self._listening)
 
         return self._do(lend)
 
     def listen(self) -> None:
-        """Accept links again."""
-        self._do(self._accept)
+        """Accept links, at first or again."""
+        self._accepting = self._do(partial(self._server.accept, self._listening, is_remote=True))
 
     def close(self) -> None:
         """Say that this process leaves, and end all links."""
@@ -211,20 +210,12 @@ class Network:
         try:
             self._loop.run_forever()
         finally:
-            self._refuse()
             tasks = [checking, *self._calls.tasks.values()]
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(self._server.stop())
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.close()
-
-    def _accept(self) -> None:
-        self._accepting = self._server.accept(self._listening, is_remote=True)
-
-    def _refuse(self) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
 
     async def _check(self) -> None:
         while True:
