@@ -156,12 +156,10 @@ class Mesh:
 
         What is sent over that way waits for minutes, although there may be another way by now.
         """
-        gone, cut = self.network.gone, self.network.cut
-        if gone or cut:
-            for rank, member in enumerate(members):
-                cut_at = cut.get((member.process_id, member.address[0]), -inf)
-                if member.process_id in gone or cut_at > since:
-                    raise PeerGone(rank, str(member))
+        for rank, member in enumerate(members):
+            cut_at = self.network.cut.get((member.process_id, member.address[0]), -inf)
+            if member.process_id in self.network.gone or cut_at > since:
+                raise PeerGone(rank, str(member))
 
     def close(self) -> None:
         self.is_closed = True

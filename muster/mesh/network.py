@@ -26,7 +26,7 @@ import msgspec
 
 from muster.contracts.errors import AuthenticationFailed, WireError, printable
 from muster.links.serving import LinkServer, ServedLink, connect, duplicate, release
-from muster.links.session import Answerer, Caller, Session
+from muster.links.session import Answerer, Caller
 from muster.mesh.calls import Address, Calls
 from muster.mesh.forming import Closed, Forming
 from muster.mesh.health import Health, Preset
@@ -92,7 +92,7 @@ class Network:
         """Those of them that this process has not met yet."""
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._server = LinkServer(self._answer, self._serve, self._warn)
+        self._server = LinkServer(lambda _: Answerer(lambda _: identity), self._serve, self._warn)
         self._thread = threading.Thread(target=self._run, name="muster mesh", daemon=True)
         self._thread.start()
         self.listen()
@@ -240,9 +240,6 @@ class Network:
         return min(self._health.wake_at(), forming)
 
     # Links
-
-    def _answer(self, _is_remote: bool) -> Session:  # noqa: FBT001  the server's signature
-        return Answerer(lambda _: self.identity)
 
     def _warn(self, text: str) -> None:
         self.warnings[text] = None
