@@ -192,7 +192,7 @@ class Mesh:
         endpoints = [Endpoint(*member.address, nodes.index(member.node_id)) for member in members]
 
         def check() -> None:
-            for each in self.network.apart(closed):
+            for each in self.network.departed(closed):
                 raise PeerGone(ranks.index(each), str(members[ranks.index(each)]))
 
         listener = self.network.lend_listener()
@@ -215,7 +215,7 @@ class Mesh:
         network = self.network
         linked = ", ".join(map(str, network.members())) or "none"
         problems = "".join(f"; {warning}" for warning in list(network.warnings))
-        full = ", ".join(map(str, network.waits_with()))
+        full = ", ".join(map(str, network.living_members()))
         full = f"; a group of that name lives: {full}" if full else ""
         waited = "the others" if size is None else f"{size - 1} others"
         return Timeout(

@@ -142,7 +142,7 @@ class Network:
 
         return self._do(order)
 
-    def apart(self, closed: Closed) -> set[str]:
+    def departed(self, closed: Closed) -> set[str]:
         """Return the other members that are not linked any more, or have begun to meet anew."""
 
         def look() -> set[str]:
@@ -151,7 +151,7 @@ class Network:
 
         return self._do(look)
 
-    def waits_with(self) -> list[Member]:
+    def living_members(self) -> list[Member]:
         """Return the linked members of a group of the awaited name that lives already."""
         full = self._forming.full if self._forming is not None else ()
         return self._do(lambda: [self._peers[one].member for one in full if one in self._peers])
@@ -275,7 +275,7 @@ class Network:
         """Exchange messages until the link ends."""
         claim = claim_of(link.session.claim)
         hello = decode(payload)
-        if not isinstance(hello, Hello) or claim.process_id == self.own_id:
+        if not isinstance(hello, Hello):
             return
         has_ended = False
         peer = self._join(claim, hello, link)

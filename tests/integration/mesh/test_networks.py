@@ -111,8 +111,8 @@ def test_a_late_one_is_given_the_names(home: Home) -> None:
     *networks, late = home.linked(3)
     closed = form(networks)
     waiting = late.wait_for("default", 2)
-    await_value(late.waits_with, lambda: str(late.members()))
-    assert {each.process_id for each in late.waits_with()} == set(closed.members)
+    await_value(late.living_members, lambda: str(late.members()))
+    assert {each.process_id for each in late.living_members()} == set(closed.members)
     assert not waiting.done()
 
 
@@ -137,12 +137,12 @@ def test_members_that_have_linked_late_meet_anew(home: Home) -> None:
     await_link(second, third)
     await_link(third, second)
     assert {each.process_id for each in second.members_of(closed)} == {*closed.members}
-    assert second.apart(closed) == third.apart(closed) == set()
+    assert second.departed(closed) == third.departed(closed) == set()
     first.close()
     again = second.wait_for("default", None, closed.members)
     with pytest.raises(TimeoutError):
         again.result(2 * SETTLE_SECONDS)  # `third` has not called yet
-    await_value(lambda: third.apart(closed) == {first.own_id, second.own_id}, str)
+    await_value(lambda: third.departed(closed) == {first.own_id, second.own_id}, str)
     assert third.wait_for("default", None, closed.members).result(DEADLINE_SECONDS)
     assert again.result(DEADLINE_SECONDS).members == (second.own_id, third.own_id)
 

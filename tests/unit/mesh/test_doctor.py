@@ -134,13 +134,13 @@ def test_a_clock_that_is_years_off_is_said(tmp_path: Path) -> None:
     thread.join()
     started.close()
     assert clock.seen.startswith("-")
-    assert (clock.fix, clock.is_slight) == ("set both clocks, by NTP", True)
+    assert (clock.fix, clock.is_warning) == ("set both clocks, by NTP", True)
 
 
 def test_a_machine_that_is_not_heard_is_called_at_every_port(tmp_path: Path) -> None:
     with closing(network(identity(tmp_path), "127.0.0.9", PORTS)) as other:
         found = examined(identity(tmp_path), None, "127.0.0.9")
-    assert (found["heard"].seen, found["heard"].is_slight) == ("no announcement", True)
+    assert (found["heard"].seen, found["heard"].is_warning) == ("no announcement", True)
     assert str(other.port) in found["reachable"].seen
     assert found["trusted"].fix == ""
 
