@@ -28,7 +28,7 @@ class Calls:
     """The tasks that call; of one event loop."""
 
     def __init__(self, call: Callable[[Address, float], Coroutine[Any, Any, bool]]) -> None:
-        """`call` gets the seconds for a connection, and returns after the link whether it was."""
+        """`call` gets the seconds for a connection, and returns at its end if there was a link."""
         self._call = call
         self._waiting: deque[Address] = deque(maxlen=WAITING_LIMIT)  # the oldest gives way
         self.tasks: dict[Address, asyncio.Task[None]] = {}

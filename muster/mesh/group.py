@@ -38,7 +38,7 @@ from muster.mesh.secret import cluster_name, shared_key
 
 PORTS: Final = range(DEFAULT_PORT, DEFAULT_PORT + 32)
 MEETING_SECONDS: Final = 10.0
-"""For the connections between members, once they know that they are a group, at least."""
+"""The least time for the connections between members, once they know that they are a group."""
 
 
 class PeerGone(ChannelClosed):
@@ -106,7 +106,7 @@ class MeshBackend(TcpBackend):
         # Another rank has left the operation first, and says who is gone.
         for rank, member in enumerate(self.members):
             if member.process_id in error.reason:
-                # The one who is cut off may read that it is gone itself.
+                # If this rank is the one, the two cannot reach each other: that one is gone for it.
                 lost = error.rank if rank == self.rank else rank
                 return PeerGone(lost, str(self.members[lost]))
         return error

@@ -147,7 +147,7 @@ def test_members_that_have_linked_late_meet_anew(home: Home) -> None:
     assert again.result(DEADLINE_SECONDS).members == (second.own_id, third.own_id)
 
 
-def test_a_script_that_stops_waiting_holds_no_one_up(home: Home) -> None:
+def test_a_script_that_stops_waiting_delays_no_group(home: Home) -> None:
     networks = home.linked(3)
     networks[0].wait_for("default", 3)
     networks[0].stop_waiting()
