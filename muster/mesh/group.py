@@ -120,8 +120,8 @@ class Mesh:
         if preset not in PRESETS:
             raise Unsupported(f"there is no preset {preset!r}: use one of {', '.join(PRESETS)}")
         files = DataDir(ServiceSettings.read(os.environ, cores=1).data_dir)
-        make_private(files.root)
         key = shared_key(os.environ, files.cluster_key)
+        make_private(files.root)  # after it has been seen who could read the secret
         own = mesh_identity(cluster_name(os.environ), files.node_key, key)
         self.network = Network(own, _listen(), PRESETS[preset])
         self.announcer = Announcer(self.network)
