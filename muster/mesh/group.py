@@ -140,13 +140,14 @@ class Mesh:
                 try:
                     closed = formed.result(max(until - time.monotonic(), 0))
                     members = self._linked_members(closed)
-                    self.backend = self._connect(group, members, closed, until)
+                    made = self._connect(group, members, closed, until)
+                    self.backend = muster.mesh.last_discovered = made
                 except (CollectiveError, KeyError, TimeoutError) as error:
                     # One has died meanwhile; the others begin again, as this process does.
                     if time.monotonic() >= until:
                         raise self._timeout(group, size, timeout_seconds) from error
                 else:
-                    return self.backend
+                    return made
         except BaseException:
             self.network.stop_waiting()
             raise
@@ -208,8 +209,7 @@ class Mesh:
             )
         finally:
             self.network.listen()
-        muster.mesh.last_discovered = MeshBackend(own, connections, self, group, members)
-        return muster.mesh.last_discovered
+        return MeshBackend(own, connections, self, group, members)
 
     def _timeout(self, group: str, size: int | None, seconds: float) -> Timeout:
         network = self.network
