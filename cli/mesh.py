@@ -97,8 +97,8 @@ def doctor(*, names: tuple[str, ...], output: Output) -> None:
 
         checks = asyncio.run(examine(own.network, [*own.announcer.heard.values()], names))
     findings = []
-    for about, seen, fix, is_slight in checks:
-        bad = Verdict.WARNING if is_slight else Verdict.PROBLEM
+    for about, seen, fix, is_warning in checks:
+        bad = Verdict.WARNING if is_warning else Verdict.PROBLEM
         findings.append(Finding(about, bad if fix else Verdict.OK, seen, fix))
     faulty = [one.about for one in findings if one.fix]
     show(output, msgspec.to_builtins(findings), finding_lines(findings), faulty)

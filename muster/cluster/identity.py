@@ -8,13 +8,12 @@ that needs only the id does without `cryptography`.
 """
 
 import base64
-import os
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import TYPE_CHECKING, Final
 
+from muster.host.files import create_private
 from muster.host.private import UnusableDirectory
 
 if TYPE_CHECKING:
@@ -80,16 +79,4 @@ def _make_key(file: Path) -> None:
 
     key = Ed25519PrivateKey.generate()
     with suppress(FileExistsError):
-        make_file(file, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-
-
-def make_file(file: Path, content: bytes) -> None:
-    """Make a file that only this user can read, whole or not at all.
-
-    Raises OSError, `FileExistsError` if there is one, which stays as it is.
-    """
-    with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.") as made:  # mode 0600
-        made.write(content)
-        made.flush()
-        os.fsync(made.fileno())
-        os.link(made.name, file)  # a link, unlike a rename, replaces nothing
+        create_private(file, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))

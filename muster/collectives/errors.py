@@ -12,6 +12,7 @@ CollectiveError
 ├── PeerUnreachable       no connection to a rank comes about
 ├── Aborted               another rank left the operation, with the reason
 ├── ChannelClosed         the other end is gone, or this one was closed
+│   └── PeerGone          muster/mesh/group.py
 ├── TransportFailed       the operating system reported an error
 ├── PeerRefused           wrong token or generation, or invalid data
 └── BackendUnavailable    this machine does not support the backend

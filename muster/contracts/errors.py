@@ -11,6 +11,7 @@ MusterError
 ├── InvalidLocation        muster/contracts/location.py
 ├── SecretUnavailable      muster/contracts/job/secrets.py
 ├── PoolError              muster/contracts/pool.py
+├── NoSecret               muster/mesh/secret.py
 ├── ObjectStoreError …     muster/objects/errors.py
 ├── CheckpointError …      muster/checkpoints/errors.py
 ├── CollectiveError …      muster/collectives/errors.py

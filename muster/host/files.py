@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import BinaryIO, Final
 
 from muster.contracts.messages.attach import ProbeFile
@@ -82,6 +83,18 @@ def replace_private(path: Path, content: bytes) -> None:
     """Replace a file that is for this user alone, see `replacing`. Raises OSError."""
     with replacing(path, 0o600) as file:
         file.write(content)
+
+
+def create_private(path: Path, content: bytes) -> None:
+    """Make a file that only this user can read, whole or not at all.
+
+    Raises OSError, `FileExistsError` if there is one, which stays as it is.
+    """
+    with NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.") as made:  # mode 0600
+        made.write(content)
+        made.flush()
+        os.fsync(made.fileno())
+        os.link(made.name, path)  # a link, unlike a rename, replaces nothing
 
 
 @contextmanager

@@ -10,12 +10,10 @@ machine change.
 import ipaddress
 import socket
 import threading
-from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from muster.host.extras import install_command
 from muster.links.session import PROTOCOL
-from muster.mesh.identity import Claim
 from muster.mesh.network import NAME_LIMIT, Network
 
 try:
@@ -64,14 +62,11 @@ def own_addresses() -> list[str]:
 class Announcer:
     """Announces a network until it is closed, and has it call what others announce."""
 
-    def __init__(self, network: Network, claim: Claim) -> None:
+    def __init__(self, network: Network) -> None:
         self._network = network
-        self._claim = claim
+        self._claim = network.identity.own
         self.heard: dict[str, Announced] = {}
         """What others announce now, by process id. Read by other threads."""
-        self._addresses: list[str] | None = None
-        self._zeroconf: Zeroconf | None = None
-        self._browser: ServiceBrowser | None = None
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="muster announces", daemon=True)
         self._thread.start()
@@ -81,20 +76,14 @@ class Announcer:
         self._thread.join()
 
     def _run(self) -> None:
-        while True:
-            addresses = own_addresses()
-            if addresses != self._addresses:
-                self._withdraw()
-                with suppress(OSError):  # an address that has gone again: the next look finds out
-                    self._begin(addresses)
-                    self._addresses = addresses
-            if self._is_closed.wait(POLL_SECONDS):
-                self._withdraw()
-                return
+        while not self._is_closed.is_set():
+            try:
+                self._announce(own_addresses())
+            except OSError:  # an address that has gone again: the next look finds out
+                self._is_closed.wait(POLL_SECONDS)
 
-    def _begin(self, addresses: list[str]) -> None:
-        # On loopback, too: two terminals of a machine without a network find each other.
-        self._zeroconf = Zeroconf(interfaces=[*addresses, "127.0.0.1"], ip_version=IPVersion.V4Only)
+    def _announce(self, addresses: list[str]) -> None:
+        """Announce and find until the addresses of this machine are others, or it is closed."""
         info = ServiceInfo(
             SERVICE,
             f"{self._claim.process_id}.{SERVICE}",
@@ -107,16 +96,13 @@ class Announcer:
                 b"protocol": str(PROTOCOL),
             },
         )
-        self._zeroconf.register_service(info)
-        self._browser = ServiceBrowser(self._zeroconf, SERVICE, handlers=[self._on_change])
-
-    def _withdraw(self) -> None:
-        if self._browser is not None:
-            self._browser.cancel()  # its thread would outlive zeroconf
-            self._browser = None
-        if self._zeroconf is not None:
-            self._zeroconf.close()
-            self._zeroconf = None
+        # On loopback, too: two terminals of a machine without a network find each other.
+        interfaces = [*addresses, "127.0.0.1"]
+        with Zeroconf(interfaces=interfaces, ip_version=IPVersion.V4Only) as zeroconf:
+            zeroconf.register_service(info)
+            with ServiceBrowser(zeroconf, SERVICE, handlers=[self._on_change]):
+                while own_addresses() == addresses and not self._is_closed.wait(POLL_SECONDS):
+                    pass
 
     def _on_change(self, zeroconf: Zeroconf, name: str, **_: Any) -> None:  # noqa: ANN401
         info, process_id = ServiceInfo(SERVICE, name), name.removesuffix(f".{SERVICE}")

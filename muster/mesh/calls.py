@@ -1,10 +1,12 @@
 """Calls to the addresses where processes of the household were announced.
 
-Strangers may announce any number. Some are called at once, and the others wait in line: a call
-that leads to no link goes to its end, three times. So fakes delay a real address by a turn.
+Strangers may announce any number. Some are called at once, and the others wait in line. While they
+do, a call that leads to no link is given up soon, and its address is forgotten until it is
+announced again. So fakes delay a real address by a turn.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias
 
@@ -17,8 +19,6 @@ LONGEST_REDIAL_SECONDS: Final = 8.0
 CONNECT_SECONDS: Final = 5.0
 
 # While other addresses wait
-TURNS: Final = 3
-"""After which an address is forgotten: a process that starts there is announced again."""
 HURRY_SECONDS: Final = 0.5
 TURN_SECONDS: Final = 0.1
 """After a call that was refused at once."""
@@ -28,30 +28,24 @@ class Calls:
     """The tasks that call; of one event loop."""
 
     def __init__(self, call: Callable[[Address, float], Coroutine[Any, Any, bool]]) -> None:
-        """`call` gets the seconds for a connection, and returns after the link whether it was."""
+        """`call` gets the seconds for a connection, and returns at its end if there was a link."""
         self._call = call
-        self._waiting: dict[Address, int] = {}  # in their order, and how many turns each has had
+        self._waiting: deque[Address] = deque(maxlen=WAITING_LIMIT)  # the oldest gives way
         self.tasks: dict[Address, asyncio.Task[None]] = {}
 
     def add(self, address: Address) -> None:
         """Call an address, again and again, unless it is called already."""
-        if address not in self.tasks:
-            self._waiting[address] = 0
+        if address not in self.tasks and address not in self._waiting:
+            self._waiting.append(address)
             self._begin()
 
     def _begin(self) -> None:
         while self._waiting and len(self.tasks) < CALL_LIMIT:
-            address, turns = self._next()
-            again = self._repeat(address, turns)
+            address = self._waiting.popleft()
+            again = self._repeat(address)
             self.tasks[address] = asyncio.get_running_loop().create_task(again)
-        while len(self._waiting) > WAITING_LIMIT:
-            self._next()
 
-    def _next(self) -> tuple[Address, int]:
-        address = next(iter(self._waiting))
-        return address, self._waiting.pop(address)
-
-    async def _repeat(self, address: Address, turns: int) -> None:
+    async def _repeat(self, address: Address) -> None:
         pause_seconds = REDIAL_SECONDS
         while True:
             has_linked = await self._call(
@@ -64,6 +58,4 @@ class Calls:
             pause_seconds = REDIAL_SECONDS if has_linked else pause_seconds * 2
             await asyncio.sleep(min(pause_seconds, LONGEST_REDIAL_SECONDS))
         del self.tasks[address]
-        if turns + 1 < TURNS:
-            self._waiting[address] = turns + 1
         self._begin()

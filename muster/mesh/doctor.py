@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
-import msgspec
 import psutil
 
 from muster.contracts.errors import AuthenticationFailed, WireError
@@ -20,7 +19,7 @@ from muster.links.session import Caller, ProtocolDiffers
 from muster.mesh.announce import Announced, own_addresses
 from muster.mesh.calls import Address
 from muster.mesh.group import PORTS
-from muster.mesh.messages import Hello, Leave, decode
+from muster.mesh.messages import Hello, Leave, decode, encode
 from muster.mesh.network import Network
 
 REACH_SECONDS: Final = 3.0
@@ -43,8 +42,8 @@ class Check(NamedTuple):
     about: str
     seen: str
     fix: str = ""
-    is_slight: bool = False
-    """It works all the same."""
+    is_warning: bool = False
+    """Of a disadvantage: it works all the same."""
 
 
 class _Called(NamedTuple):
@@ -65,7 +64,7 @@ async def examine(
     own = ", ".join(own_addresses())
     seen = f"{network.node_id} at {own or 'no address'} port {network.port}"
     fix = "" if own else "connect it to a network: only processes of this machine can be found"
-    checks = [Check("this machine", seen, fix, is_slight=True)]
+    checks = [Check("this machine", seen, fix, is_warning=True)]
     if not named and not heard:
         checks.append(Check("others", "none is heard", _MULTICAST))
     for name in named or sorted({one.host for one in heard}):
@@ -76,7 +75,7 @@ async def examine(
             checks.append(Check(f"{name} heard", seen))
             checks += await _reach(network, name, [(each, one.port) for each in one.addresses])
         if not found:
-            checks.append(Check(f"{name} heard", "no announcement", _MULTICAST, is_slight=True))
+            checks.append(Check(f"{name} heard", "no announcement", _MULTICAST, is_warning=True))
             try:
                 hosts = socket.gethostbyname_ex(name)[2]
                 tried = [(host, port) for host in hosts for port in PORTS]
@@ -102,7 +101,7 @@ async def _reach(network: Network, name: str, addresses: Sequence[Address]) -> l
     is_off = abs(best.ahead_seconds) > CLOCK_SECONDS
     seen, fix = f"{best.ahead_seconds:+.1f} s", "set both clocks, by NTP" if is_off else ""
     checks.append(Check(f"{name} trusted", "same protocol, cluster and secret"))
-    return [*checks, Check(f"{name} clock", seen, fix, is_slight=True), *cable]
+    return [*checks, Check(f"{name} clock", seen, fix, is_warning=True), *cable]
 
 
 async def _call(network: Network, host: str, port: int) -> _Called:
@@ -119,9 +118,9 @@ async def _call(network: Network, host: str, port: int) -> _Called:
     with closing(link.writer), suppress(OSError, EOFError, WireError):
         try:
             async with asyncio.timeout(REACH_SECONDS):
-                link.send(msgspec.msgpack.encode(own))
+                link.send(encode(own))
                 hello = decode(await link.receive_one())
-                link.send(msgspec.msgpack.encode(Leave()))
+                link.send(encode(Leave()))
                 await link.writer.drain()
             if isinstance(hello, Hello):
                 return _Called(host, port, ahead_seconds=hello.clock - time.time())
@@ -147,4 +146,4 @@ def _cable(name: str, host: str) -> Iterator[Check]:
                 )
                 speed = f"{found.speed} Mbit/s" if found.speed else "speed not known, as of Wi-Fi"
                 seen = f"{interface}: MTU {found.mtu}, {speed}"
-                yield Check(f"{name} cable", seen, fix, is_slight=True)
+                yield Check(f"{name} cable", seen, fix, is_warning=True)

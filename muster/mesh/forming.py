@@ -70,7 +70,7 @@ class Full(_Message, frozen=True, kw_only=True, tag="full"):
 
 
 class Waits(_Message, frozen=True, kw_only=True, tag="waits"):
-    """Another script waits, too: who hears this may find it much later."""
+    """Another script waits, too: the receiver may not have found it yet."""
 
     name: str
 
@@ -143,8 +143,9 @@ class Forming:
         self._gone.discard(peer)
         self._name(peer, now)
         self._known.pop(peer, None)
-        for other in sorted(self.waiting) if peer not in self.waiting else ():
+        for other in sorted(self.waiting - {peer}):
             self._send(other, Waits(name=peer))
+            self._send(peer, Waits(name=other))
         self.waiting.add(peer)
         if members := self._members_of_living():
             self._send(peer, Full(members=members))
@@ -168,7 +169,7 @@ class Forming:
         elif self.state is State.AGREED and peer == self._proposer:
             # Another member may know that the round was closed: this time is for its word.
             self._named_at = now
-            self._gather()
+            self._move(State.GATHERING)
 
     def receive(self, peer: str, message: FormingMessage, now: float) -> None:
         """Take a message of a linked script."""
@@ -268,7 +269,7 @@ class Forming:
         if self._asked.get(peer) == number:
             del self._asked[peer]
         if self.state is State.AGREED and peer == self._proposer:
-            self._gather()
+            self._move(State.GATHERING)
             self._answer(now)
 
     def _count(self, peer: str, number: int) -> None:
@@ -309,15 +310,11 @@ class Forming:
         """Give up the own round."""
         self._abandon(set())
         self._named_at = now
-        self._gather()
+        self._move(State.GATHERING)
 
     def _abandon(self, kept: set[str]) -> None:
         for member in sorted(self._round - kept):
             self._send(member, Release(number=self._number))
-
-    def _gather(self) -> None:
-        self._proposer = ""
-        self._move(State.GATHERING)
 
     def _send(self, peer: str, message: FormingMessage) -> None:
         self.due.append((peer, message))

@@ -24,7 +24,7 @@ from muster.collectives.backend import (
 from muster.collectives.errors import Aborted, ChannelClosed, CollectiveError, Timeout, Unsupported
 from muster.collectives.transports.handshake import Membership
 from muster.collectives.transports.rendezvous import Connections, Endpoint, rendezvous
-from muster.collectives.transports.tcp import TcpBackend, listed
+from muster.collectives.transports.tcp import DEFAULT_PORT, TcpBackend, listed
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
 from muster.host.private import make_private
@@ -32,13 +32,13 @@ from muster.links.serving import listen
 from muster.mesh.announce import Announcer
 from muster.mesh.forming import Closed
 from muster.mesh.health import PRESETS
-from muster.mesh.identity import Member, ProcessKey, mesh_identity
+from muster.mesh.identity import Member, mesh_identity
 from muster.mesh.network import NAME_LIMIT, Network
 from muster.mesh.secret import cluster_name, shared_key
 
-PORTS: Final = range(52416, 52448)
+PORTS: Final = range(DEFAULT_PORT, DEFAULT_PORT + 32)
 MEETING_SECONDS: Final = 10.0
-"""For the connections between members, once they know that they are a group, at least."""
+"""The least time for the connections between members, once they know that they are a group."""
 
 
 class PeerGone(ChannelClosed):
@@ -109,7 +109,7 @@ class MeshBackend(TcpBackend):
         # Another rank has left the operation first, and says who is gone.
         for rank, member in enumerate(self.members):
             if member.process_id in error.reason:
-                # The one who is cut off may read that it is gone itself.
+                # If this rank is the one, the two cannot reach each other: that one is gone for it.
                 lost = error.rank if rank == self.rank else rank
                 return PeerGone(lost, str(self.members[lost]))
         return error
@@ -123,11 +123,11 @@ class Mesh:
         if preset not in PRESETS:
             raise Unsupported(f"there is no preset {preset!r}: use one of {', '.join(PRESETS)}")
         files = DataDir(ServiceSettings.read(os.environ, cores=1).data_dir)
-        make_private(files.root)
         key = shared_key(os.environ, files.cluster_key)
-        own = ProcessKey.make(cluster_name(os.environ), files.node_key)
-        self.network = Network(mesh_identity(own, key), _listen(), PRESETS[preset])
-        self.announcer = Announcer(self.network, own.claim)
+        make_private(files.root)  # after it has been seen who could read the secret
+        own = mesh_identity(cluster_name(os.environ), files.node_key, key)
+        self.network = Network(own, _listen(), PRESETS[preset])
+        self.announcer = Announcer(self.network)
         self.backend: MeshBackend | None = None
         """Of the group that has met last."""
         self.is_closed = False
@@ -143,13 +143,14 @@ class Mesh:
                 try:
                     closed = formed.result(max(until - time.monotonic(), 0))
                     members = self._linked_members(closed)
-                    self.backend = self._connect(group, members, closed, until)
+                    made = self._connect(group, members, closed, until)
+                    self.backend = muster.mesh.last_discovered = made
                 except (CollectiveError, KeyError, TimeoutError) as error:
                     # One has died meanwhile; the others begin again, as this process does.
                     if time.monotonic() >= until:
                         raise self._timeout(group, size, timeout_seconds) from error
                 else:
-                    return self.backend
+                    return made
         except BaseException:
             self.network.stop_waiting()
             raise
@@ -159,12 +160,10 @@ class Mesh:
 
         What is sent over that way waits for minutes, although there may be another way by now.
         """
-        gone, cut = self.network.gone, self.network.cut
-        if gone or cut:
-            for rank, member in enumerate(members):
-                cut_at = cut.get((member.process_id, member.address[0]), -inf)
-                if member.process_id in gone or cut_at > since:
-                    raise PeerGone(rank, str(member))
+        for rank, member in enumerate(members):
+            cut_at = self.network.cut.get((member.process_id, member.address[0]), -inf)
+            if member.process_id in self.network.gone or cut_at > since:
+                raise PeerGone(rank, str(member))
 
     def close(self) -> None:
         self.is_closed = True
@@ -197,7 +196,7 @@ class Mesh:
         endpoints = [Endpoint(*member.address, nodes.index(member.node_id)) for member in members]
 
         def check() -> None:
-            for each in self.network.apart(closed):
+            for each in self.network.departed(closed):
                 raise PeerGone(ranks.index(each), str(members[ranks.index(each)]))
 
         listener = self.network.lend_listener()
@@ -213,14 +212,13 @@ class Mesh:
             )
         finally:
             self.network.listen()
-        muster.mesh.last_discovered = MeshBackend(own, connections, self, group, members)
-        return muster.mesh.last_discovered
+        return MeshBackend(own, connections, self, group, members)
 
     def _timeout(self, group: str, size: int | None, seconds: float) -> Timeout:
         network = self.network
         linked = ", ".join(map(str, network.members())) or "none"
         problems = "".join(f"; {warning}" for warning in list(network.warnings))
-        full = ", ".join(map(str, network.waits_with()))
+        full = ", ".join(map(str, network.living_members()))
         full = f"; a group of that name lives: {full}" if full else ""
         waited = "the others" if size is None else f"{size - 1} others"
         return Timeout(

@@ -51,7 +51,6 @@ class Health:
     def __init__(self, preset: Preset) -> None:
         self._preset = preset
         self._peers: dict[str, _Peer] = {}
-        self._checked_at: float | None = None
 
     def add(self, peer: str, now: float) -> None:
         self._peers[peer] = _Peer(due_at=now + self._preset.every_seconds)
@@ -78,9 +77,8 @@ class Health:
 
     def check(self, now: float) -> tuple[list[str], list[str]]:
         """Return who is to be probed now, and who is lost and no longer known here."""
-        if self._checked_at is not None and now > self.wake_at() + LATE_SECONDS:
+        if now > self.wake_at() + LATE_SECONDS:
             self._shift(now)
-        self._checked_at = now
         for state in self._peers.values():
             while state.open and now >= state.open[0] + self._preset.timeout_seconds:
                 state.open.popleft()

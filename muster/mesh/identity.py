@@ -46,22 +46,6 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessKey:
-    """The key of this process, and what it claims."""
-
-    private: Ed25519PrivateKey = field(repr=False)
-    claim: Claim
-
-    @classmethod
-    def make(cls, cluster: str, node_file: Path) -> "ProcessKey":
-        """Make one that the key of the node, in `node_file`, signs. Raises `UnusableDirectory`."""
-        own, node = Ed25519PrivateKey.generate(), node_key(node_file)
-        public = own.public_key().public_bytes_raw()
-        node_public = node.public_key().public_bytes_raw()
-        return cls(own, Claim(cluster, public, node_public, node.sign(_VOUCHES + public)))
-
-
-@dataclass(frozen=True, slots=True)
 class Member:
     """One process of a group, as this one reaches it."""
 
@@ -79,23 +63,26 @@ class Member:
 class MeshIdentity(Identity):
     """Proves the secret by a digest, and the process by a signature of the same words."""
 
-    own: ProcessKey
+    own: Claim
+    """The same as `claim`, decoded."""
+    private: Ed25519PrivateKey = field(repr=False)
+    """Of `own.key`."""
 
     @property
     def proof_bytes(self) -> int:
         return PROOF_BYTES + _SIGNATURE_BYTES
 
     def prove(self, role: bytes, said: bytes) -> bytes:
-        return Identity.prove(self, role, said) + self.own.private.sign(role + said)
+        return Identity.prove(self, role, said) + self.private.sign(role + said)
 
     def check(self, role: bytes, said: bytes, proof: bytes, claim: bytes) -> None:
         other = claim_of(claim)
-        if other.cluster != self.own.claim.cluster:
+        if other.cluster != self.own.cluster:
             raise AuthenticationFailed(
                 f"the other end is of the cluster {printable(other.cluster)!r}, this process of "
-                f"{self.own.claim.cluster!r}: set MUSTER_CLUSTER_NAME to the same name on both"
+                f"{self.own.cluster!r}: set MUSTER_CLUSTER_NAME to the same name on both"
             )
-        if other.key == self.own.claim.key:
+        if other.key == self.own.key:
             raise AuthenticationFailed("this process has called itself")
         digest, signature = proof[:PROOF_BYTES], proof[PROOF_BYTES:]
         if not hmac.compare_digest(Identity.prove(self, role, said), digest):
@@ -112,10 +99,18 @@ class MeshIdentity(Identity):
             ) from error
 
 
-def mesh_identity(own: ProcessKey, secret: bytes) -> MeshIdentity:
-    """Return the identity of this process at either end of a link; `secret` is of `secret.py`."""
-    said = msgspec.msgpack.encode(own.claim)
-    return MeshIdentity(kind=Kind.MESH, claim=said, secret=secret, answer=said, own=own)
+def mesh_identity(cluster: str, node_file: Path, secret: bytes) -> MeshIdentity:
+    """Return the identity of this process at either end of a link, with a key made now.
+
+    The key of the node, in `node_file`, signs it. `secret` is that of `secret.shared_key`. Raises
+    `UnusableDirectory`.
+    """
+    private, node = Ed25519PrivateKey.generate(), node_key(node_file)
+    public = private.public_key().public_bytes_raw()
+    signature = node.sign(_VOUCHES + public)
+    own = Claim(cluster, public, node.public_key().public_bytes_raw(), signature)
+    said = msgspec.msgpack.encode(own)
+    return MeshIdentity(Kind.MESH, said, secret, answer=said, own=own, private=private)
 
 
 def claim_of(said: bytes) -> Claim:

@@ -17,8 +17,6 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     group: str | None = None
     """For which group it waits; None while it waits for none."""
     size: int | None = None
-    known: tuple[str, ...] = ()
-    """The ids of others that wait for the group."""
     clock: float = 0.0
     """Seconds since 1970 when it was sent."""
     turn: int = 0

@@ -26,7 +26,7 @@ import msgspec
 
 from muster.contracts.errors import AuthenticationFailed, WireError, printable
 from muster.links.serving import LinkServer, ServedLink, connect, duplicate, release
-from muster.links.session import Answerer, Caller, Session
+from muster.links.session import Answerer, Caller
 from muster.mesh.calls import Address, Calls
 from muster.mesh.forming import Closed, Forming
 from muster.mesh.health import Health, Preset
@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 LEAVE_SECONDS: Final = 0.05  # for the last words of this process
 
 TOKEN_BYTES: Final = 32
-NAME_LIMIT: Final = 64  # of members and refusals that are remembered
+NAME_LIMIT: Final = 64  # of members of a group, and of refusals that are remembered
 
 
 @dataclass(slots=True)
@@ -66,10 +66,11 @@ class Network:
 
     def __init__(self, identity: MeshIdentity, listening: socket.socket, preset: Preset) -> None:
         """Take over a listening socket that never blocks."""
-        self.own_id = identity.own.claim.process_id
-        self.node_id = identity.own.claim.node_id
+        self.identity = identity
+        self.own_id = identity.own.process_id
+        self.node_id = identity.own.node_id
         self.port: int = listening.getsockname()[1]
-        self.gone: dict[str, Member] = {}
+        self.gone: set[str] = set()
         """Who was linked and is gone. Read by other threads, while calls wait."""
         self.cut: dict[tuple[str, str], float] = {}
         """By whose process and host the network has cut a link, and when. Read likewise."""
@@ -79,7 +80,6 @@ class Network:
         """What takes the notes of a topic, with the id of their sender, in the thread of the loop,
         and may answer."""
         self._counts = {"network.reconnects": 0, "peers.gone": 0}
-        self._identity = identity
         self._listening = listening
         self._health = Health(preset)
         self._peers: dict[str, _Peer] = {}
@@ -93,11 +93,10 @@ class Network:
         """Those of them that this process has not met yet."""
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._server = LinkServer(self._answer, self._serve, self._warn)
-        self._accepting: asyncio.Task[None] | None = None
+        self._server = LinkServer(lambda _: Answerer(lambda _: identity), self._serve, self._warn)
         self._thread = threading.Thread(target=self._run, name="muster mesh", daemon=True)
         self._thread.start()
-        self._do(self._accept)
+        self.listen()
 
     # For other threads
 
@@ -119,10 +118,6 @@ class Network:
         mean = sum(latencies) / len(latencies) if latencies else 0.0
         now = {"network.latency_ms": mean * 1e3, "peers.linked": len(self._peers)}
         return now | self._counts
-
-    @property
-    def identity(self) -> MeshIdentity:
-        return self._identity
 
     def wait_for(self, group: str, size: int | None, after: Collection[str] = ()) -> Future[Closed]:
         """Begin to wait for a group, and return what becomes it.
@@ -155,7 +150,7 @@ class Network:
 
         return self._do(order)
 
-    def apart(self, closed: Closed) -> set[str]:
+    def departed(self, closed: Closed) -> set[str]:
         """Return the other members that are not linked any more, or have begun to meet anew."""
 
         def look() -> set[str]:
@@ -164,8 +159,8 @@ class Network:
 
         return self._do(look)
 
-    def waits_with(self) -> list[Member]:
-        """Return who waits for the same group, and who is in one of that name."""
+    def living_members(self) -> list[Member]:
+        """Return the linked members of a group of the awaited name that lives already."""
         full = self._forming.full if self._forming is not None else ()
         return self._do(lambda: [self._peers[one].member for one in full if one in self._peers])
 
@@ -174,7 +169,7 @@ class Network:
 
         def end() -> None:
             self._forming = None
-            self._say(msgspec.structs.replace(self._hello, group=None, size=None, known=()))
+            self._say(msgspec.structs.replace(self._hello, group=None, size=None))
 
         self._do(end)
 
@@ -186,14 +181,14 @@ class Network:
         """Return the socket that others connect to; this network accepts no more until `listen`."""
 
         def lend() -> socket.socket:
-            self._refuse()
+            self._accepting.cancel()
             return duplicate(self._listening)
 
         return self._do(lend)
 
     def listen(self) -> None:
-        """Accept links again."""
-        self._do(self._accept)
+        """Accept links, at first or again."""
+        self._accepting = self._do(partial(self._server.accept, self._listening, is_remote=True))
 
     def close(self) -> None:
         """Say that this process leaves, and end all links."""
@@ -209,16 +204,11 @@ class Network:
 
     def _do(self, work: Callable[[], Result]) -> Result:
         """Have the thread of the loop do something, and return its result."""
-        done: Future[Result] = Future()
 
-        def run() -> None:
-            try:
-                done.set_result(work())
-            except BaseException as error:  # noqa: BLE001  raised where it is waited for
-                done.set_exception(error)
+        async def run() -> Result:
+            return work()
 
-        self._loop.call_soon_threadsafe(run)
-        return done.result()
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     # The thread
 
@@ -228,20 +218,12 @@ class Network:
         try:
             self._loop.run_forever()
         finally:
-            self._refuse()
             tasks = [checking, *self._calls.tasks.values()]
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(self._server.stop())
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
             self._loop.close()
-
-    def _accept(self) -> None:
-        self._accepting = self._server.accept(self._listening, is_remote=True)
-
-    def _refuse(self) -> None:
-        if self._accepting is not None:
-            self._accepting.cancel()
 
     async def _check(self) -> None:
         while True:
@@ -267,9 +249,6 @@ class Network:
 
     # Links
 
-    def _answer(self, _is_remote: bool) -> Session:  # noqa: FBT001  the server's signature
-        return Answerer(lambda _: self._identity)
-
     def _warn(self, text: str) -> None:
         self.warnings[text] = None
         while len(self.warnings) > NAME_LIMIT:
@@ -287,7 +266,7 @@ class Network:
         is_linked = False
         try:
             async with asyncio.timeout(timeout_seconds) as limit:
-                link = await connect(address, Caller(self._identity))
+                link = await connect(address, Caller(self.identity))
                 with closing(link.writer):
                     link.send(encode(self._current_hello()))
                     payload = await link.receive_one()
@@ -304,7 +283,7 @@ class Network:
         """Exchange messages until the link ends."""
         claim = claim_of(link.session.claim)
         hello = decode(payload)
-        if not isinstance(hello, Hello) or claim.process_id == self.own_id:
+        if not isinstance(hello, Hello):
             return
         has_ended = False
         peer = self._join(claim, hello, link)
@@ -317,8 +296,6 @@ class Network:
             has_ended = True
         except OSError:
             self.cut[claim.process_id, _host_of(link)] = time.monotonic()
-            while len(self.cut) > NAME_LIMIT:
-                del self.cut[next(iter(self.cut))]
             raise
         finally:
             peer.links.remove(link)
@@ -333,7 +310,7 @@ class Network:
         if peer is None:
             peer = self._peers[claim.process_id] = _Peer(claim=claim, hello=hello)
             self._health.add(claim.process_id, time.monotonic())
-            self.gone.pop(claim.process_id, None)
+            self.gone.discard(claim.process_id)
             if claim.process_id in self._unlinked:
                 self._unlinked.remove(claim.process_id)
                 self._left[claim.process_id] = hello.turn
@@ -380,8 +357,6 @@ class Network:
             self._forming.lose(process_id, now)
         elif self._waits_now(peer):
             self._forming.meet(process_id, now, is_after=hello.size is None)
-            for other in peer.hello.known:
-                self._forming.mention(other, now)
         elif (closed := self._forming.closed) and process_id in closed.members:
             # Its link is new: the first word of this may be lost.
             self._send(process_id, OfGroup(group=hello.group or "", message=closed))
@@ -403,10 +378,8 @@ class Network:
             return
         self._health.remove(process_id)
         if not peer.has_left:
-            self.gone[process_id] = peer.member
+            self.gone.add(process_id)
             self._counts["peers.gone"] += 1
-        while len(self.gone) > NAME_LIMIT:
-            del self.gone[next(iter(self.gone))]
         for link in peer.links:
             link.writer.transport.abort()  # what is not sent yet will never be
         if self._forming is not None:
@@ -427,9 +400,7 @@ class Network:
             self._send(process_id, self._current_hello())
 
     def _current_hello(self) -> Hello:
-        known = () if self._forming is None else tuple(sorted(self._forming.waiting))
-        now = time.time()
-        return msgspec.structs.replace(self._hello, known=known[:NAME_LIMIT], clock=now)
+        return msgspec.structs.replace(self._hello, clock=time.time())
 
     def _act(self) -> None:
         """Send what follows from what has happened, and have the times judged anew."""

@@ -12,8 +12,8 @@ from typing import Final
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from muster.cluster.identity import make_file
 from muster.contracts.errors import MusterError
+from muster.host.files import create_private
 from muster.links.session import PROTOCOL
 
 KEY_VARIABLE: Final = "MUSTER_CLUSTER_KEY"
@@ -55,7 +55,7 @@ def keep_secret(file: Path, text: str) -> None:
             "of four"
         )
     try:
-        make_file(file, text.strip().encode() + b"\n")
+        create_private(file, text.strip().encode() + b"\n")
     except FileExistsError:
         if parse_secret(file.read_text()) != parse_secret(text):
             raise NoSecret(

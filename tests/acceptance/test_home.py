@@ -12,7 +12,7 @@ pytestmark = needs_hosts()
 
 
 @pytest.fixture
-def three(tmp_path: Path) -> Iterator[list[Host]]:
+def machines(tmp_path: Path) -> Iterator[list[Host]]:
     with hosts(4, tmp_path / "hosts") as made:
         yield made
 
@@ -23,12 +23,12 @@ def home(tmp_path: Path) -> Iterator[Household]:
         yield made
 
 
-def test_a_lost_machine_and_its_return(three: list[Host], home: Household) -> None:
-    *others, victim = three[:3]
+def test_a_lost_machine_and_its_return(machines: list[Host], home: Household) -> None:
+    *others, victim = machines[:3]
     scripts = home.scripts(3, *others, victim)
     names = meet(scripts, preset="fast")[2]
     name = names["names"][names["rank"]]
-    for lose, find in (victim.cut, victim.heal), (freeze(victim), victim.thaw):
+    for lose, find in (victim.cut, victim.heal), (lambda *_: victim.freeze(), victim.thaw):
         lose(*others)
         for said in ask_all(scripts[:2], "reduce"):
             assert (said["error"], said["name"]) == ("PeerGone", name)
@@ -47,15 +47,11 @@ def test_a_lost_machine_and_its_return(three: list[Host], home: Household) -> No
         name = together[2]["names"][together[2]["rank"]]
 
 
-def freeze(host: Host):  # type: ignore[no-untyped-def]  # noqa: ANN201
-    return lambda *_: host.freeze()
-
-
-def test_a_stranger_joins_nothing_and_stops_nothing(three: list[Host], home: Household) -> None:
-    stranger = home.start(three[3], MUSTER_CLUSTER_KEY="a secret of another household")
+def test_a_stranger_joins_nothing_and_stops_nothing(machines: list[Host], home: Household) -> None:
+    stranger = home.start(machines[3], MUSTER_CLUSTER_KEY="a secret of another household")
     stranger.answer()
     stranger.ask("discover", peers=1, timeout_seconds=8.0)
-    scripts: list[HomeScript] = home.scripts(3, *three[:3])
+    scripts: list[HomeScript] = home.scripts(3, *machines[:3])
     assert {len(said["members"]) for said in meet(scripts)} == {3}
     assert [said["sum"] for said in ask_all(scripts, "reduce")] == [3.0] * 3
     said = stranger.answer()
@@ -65,10 +61,10 @@ def test_a_stranger_joins_nothing_and_stops_nothing(three: list[Host], home: Hou
     assert [said["sum"] for said in ask_all(scripts, "reduce")] == [3.0] * 3
 
 
-def test_an_address_that_changes_loses_no_one(three: list[Host], home: Household) -> None:
-    scripts = home.scripts(2, *three[:2])
+def test_an_address_that_changes_loses_no_member(machines: list[Host], home: Household) -> None:
+    scripts = home.scripts(2, *machines[:2])
     meet(scripts)
-    moved = three[0]
+    moved = machines[0]
     moved.run("ip", "address", "flush", "dev", "eth0")
     moved.run("ip", "address", "add", "10.0.0.77/24", "dev", "eth0")
     moved.run("ip", "route", "add", "224.0.0.0/4", "dev", "eth0")

@@ -19,7 +19,7 @@ from muster.links.serving import listen
 from muster.links.session import PROTOCOL, Caller
 from muster.mesh.forming import SETTLE_SECONDS, Closed
 from muster.mesh.health import Preset
-from muster.mesh.identity import ProcessKey, mesh_identity
+from muster.mesh.identity import mesh_identity
 from muster.mesh.messages import Hello, encode
 from muster.mesh.network import Network
 from tests.support import forwarder
@@ -52,7 +52,7 @@ class Home:
     ) -> Network:
         self._made += 1
         file = self._directory / f"node-{self._made}.key"
-        own = mesh_identity(ProcessKey.make(cluster, file), secret)
+        own = mesh_identity(cluster, file, secret)
         network = Network(own, listen(host, 0), PRESET)
         self._ending.callback(network.close)
         return network
@@ -111,8 +111,8 @@ def test_a_late_one_is_given_the_names(home: Home) -> None:
     *networks, late = home.linked(3)
     closed = form(networks)
     waiting = late.wait_for("default", 2)
-    await_value(late.waits_with, lambda: str(late.members()))
-    assert {each.process_id for each in late.waits_with()} == set(closed.members)
+    await_value(late.living_members, lambda: str(late.members()))
+    assert {each.process_id for each in late.living_members()} == set(closed.members)
     assert not waiting.done()
 
 
@@ -137,17 +137,17 @@ def test_members_that_have_linked_late_meet_anew(home: Home) -> None:
     await_link(second, third)
     await_link(third, second)
     assert {each.process_id for each in second.members_of(closed)} == {*closed.members}
-    assert second.apart(closed) == third.apart(closed) == set()
+    assert second.departed(closed) == third.departed(closed) == set()
     first.close()
     again = second.wait_for("default", None, closed.members)
     with pytest.raises(TimeoutError):
         again.result(2 * SETTLE_SECONDS)  # `third` has not called yet
-    await_value(lambda: third.apart(closed) == {first.own_id, second.own_id}, str)
+    await_value(lambda: third.departed(closed) == {first.own_id, second.own_id}, str)
     assert third.wait_for("default", None, closed.members).result(DEADLINE_SECONDS)
     assert again.result(DEADLINE_SECONDS).members == (second.own_id, third.own_id)
 
 
-def test_a_script_that_stops_waiting_holds_no_one_up(home: Home) -> None:
+def test_a_script_that_stops_waiting_delays_no_group(home: Home) -> None:
     networks = home.linked(3)
     networks[0].wait_for("default", 3)
     networks[0].stop_waiting()
@@ -258,14 +258,14 @@ def test_a_silent_link_beside_another_costs_no_word_and_no_peer(home: Home) -> N
         waiting = [network.wait_for("default", 2) for network in (own, other)]
         with pytest.raises(TimeoutError):
             waiting[0].result(LOSS_SECONDS)
-        assert own.gone == other.gone == {}
+        assert own.gone == other.gone == set()
         between.kill()
     for future in waiting:
         assert future.result(DEADLINE_SECONDS)
 
 
 def test_an_older_hello_that_comes_later_is_ignored(home: Home, tmp_path: Path) -> None:
-    own, other = home.add(), mesh_identity(ProcessKey.make("home", tmp_path / "key"), SECRET)
+    own, other = home.add(), mesh_identity("home", tmp_path / "key", SECRET)
     with ExitStack() as stack:
         for turn in 1, 0:
             calling = socket.create_connection(("127.0.0.1", own.port))
@@ -291,7 +291,7 @@ def test_one_that_closes_is_not_gone(home: Home) -> None:
     await_link(own, other)
     other.close()
     await_value(lambda: not own.members(), lambda: str(own.members()))
-    assert own.gone == {}
+    assert own.gone == set()
 
 
 def test_nothing_is_left_of_a_network(tmp_path: Path) -> None:

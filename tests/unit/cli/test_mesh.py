@@ -81,6 +81,14 @@ def test_a_machine_without_a_secret_gets_the_commands(words: list[str]) -> None:
     assert "muster mesh join" in result.stderr
 
 
+def test_a_secret_that_others_could_read_is_refused(directory: Path) -> None:
+    mesh("secret")
+    (directory / "cluster.key").chmod(0o644)
+    result = mesh()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "can be read by others" in result.stderr
+
+
 @pytest.mark.parametrize("name", ["zeroconf", "ifaddr"])
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     for module in ("muster.mesh.group", "muster.mesh.announce"):

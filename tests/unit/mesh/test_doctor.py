@@ -17,14 +17,14 @@ from muster.mesh.announce import Announced
 from muster.mesh.doctor import Check, examine
 from muster.mesh.group import PORTS
 from muster.mesh.health import PRESETS
-from muster.mesh.identity import MeshIdentity, ProcessKey, mesh_identity
+from muster.mesh.identity import MeshIdentity, mesh_identity
 from muster.mesh.network import Hello, Network
 
 KEY = b"k" * 32
 
 
 def identity(directory: Path, name: str = "home", key: bytes = KEY) -> MeshIdentity:
-    return mesh_identity(ProcessKey.make(name, directory / "node.key"), key)
+    return mesh_identity(name, directory / "node.key", key)
 
 
 def network(own: MeshIdentity, host: str = "127.0.0.1", ports: Iterable[int] = (0,)) -> Network:
@@ -134,13 +134,13 @@ def test_a_clock_that_is_years_off_is_said(tmp_path: Path) -> None:
     thread.join()
     started.close()
     assert clock.seen.startswith("-")
-    assert (clock.fix, clock.is_slight) == ("set both clocks, by NTP", True)
+    assert (clock.fix, clock.is_warning) == ("set both clocks, by NTP", True)
 
 
 def test_a_machine_that_is_not_heard_is_called_at_every_port(tmp_path: Path) -> None:
     with closing(network(identity(tmp_path), "127.0.0.9", PORTS)) as other:
         found = examined(identity(tmp_path), None, "127.0.0.9")
-    assert (found["heard"].seen, found["heard"].is_slight) == ("no announcement", True)
+    assert (found["heard"].seen, found["heard"].is_warning) == ("no announcement", True)
     assert str(other.port) in found["reachable"].seen
     assert found["trusted"].fix == ""
 

@@ -9,13 +9,13 @@ import pytest
 from muster.contracts.errors import AuthenticationFailed
 from muster.links.frames import frame
 from muster.links.session import Answerer, Caller
-from muster.mesh.identity import Claim, MeshIdentity, ProcessKey, claim_of, mesh_identity
+from muster.mesh.identity import Claim, MeshIdentity, claim_of, mesh_identity
 
 KEY = b"k" * 32
 
 
 def identity(directory: Path, name: str = "home", key: bytes = KEY) -> MeshIdentity:
-    return mesh_identity(ProcessKey.make(name, directory / "node.key"), key)
+    return mesh_identity(name, directory / "node.key", key)
 
 
 def meet(caller: MeshIdentity, answerer: MeshIdentity) -> tuple[Caller, Answerer]:
@@ -31,11 +31,11 @@ def test_both_ends_know_the_process_and_its_node(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     own, other = identity(tmp_path), identity(tmp_path / "other")
     call, answer = meet(own, other)
-    assert claim_of(call.claim) == other.own.claim
-    assert claim_of(answer.claim) == own.own.claim
+    assert claim_of(call.claim) == other.own
+    assert claim_of(answer.claim) == own.own
     again = identity(tmp_path)
-    assert again.own.claim.node_id == own.own.claim.node_id != other.own.claim.node_id
-    assert again.own.claim.process_id != own.own.claim.process_id
+    assert again.own.node_id == own.own.node_id != other.own.node_id
+    assert again.own.process_id != own.own.process_id
     call.send(b"a payload")
     sent = call.take()
     assert b"a payload" not in sent
@@ -55,7 +55,7 @@ def test_another_household_or_secret_is_refused(tmp_path: Path) -> None:
 def forged(own: MeshIdentity, claim: Claim) -> MeshIdentity:
     """Return an identity with the secret, and a claim that is not its own."""
     said = msgspec.msgpack.encode(claim)
-    return replace(own, claim=said, answer=said, own=replace(own.own, claim=claim))
+    return replace(own, claim=said, answer=said, own=claim)
 
 
 @pytest.mark.parametrize("field", ["key", "node_key", "signature"])
@@ -65,8 +65,8 @@ def test_the_keys_of_others_cannot_be_claimed(
 ) -> None:
     (tmp_path / "other").mkdir()
     own, victim = identity(tmp_path), identity(tmp_path / "other")
-    taken = {field: getattr(victim.own.claim, field)}
-    liar = forged(identity(tmp_path), msgspec.structs.replace(own.own.claim, **taken))
+    taken = {field: getattr(victim.own, field)}
+    liar = forged(identity(tmp_path), msgspec.structs.replace(own.own, **taken))
     with pytest.raises(AuthenticationFailed, match=r"not have the key that it names|called itself"):
         meet(*((liar, victim) if is_caller else (victim, liar)))
 
