@@ -20,7 +20,7 @@ from muster.mesh.network import NAME_LIMIT, Network
 
 try:
     import ifaddr
-    from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
+    from zeroconf import Error, IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"muster.mesh needs {error.name}, which is not installed: {install_command('home')}",
@@ -85,7 +85,8 @@ class Announcer:
             addresses = own_addresses()
             if addresses != self._addresses:
                 self._withdraw()
-                with suppress(OSError):  # an address that has gone again: the next look finds out
+                # An address that has gone again, or a machine too busy: the next look tries anew.
+                with suppress(OSError, Error):
                     self._begin(addresses)
                     self._addresses = addresses
             if self._is_closed.wait(POLL_SECONDS):
@@ -107,7 +108,8 @@ class Announcer:
                 b"protocol": str(PROTOCOL),
             },
         )
-        self._zeroconf.register_service(info)
+        # The name is random: to ask whether another has it lets a stranger answer that it has.
+        self._zeroconf.register_service(info, cooperating_responders=True)
         self._browser = ServiceBrowser(self._zeroconf, SERVICE, handlers=[self._on_change])
 
     def _withdraw(self) -> None:
@@ -119,7 +121,11 @@ class Announcer:
             self._zeroconf = None
 
     def _on_change(self, zeroconf: Zeroconf, name: str, **_: Any) -> None:  # noqa: ANN401
-        info, process_id = ServiceInfo(SERVICE, name), name.removesuffix(f".{SERVICE}")
+        process_id = name.removesuffix(f".{SERVICE}")
+        try:
+            info = ServiceInfo(SERVICE, name)
+        except Error:  # a stranger can announce any name
+            return
         self.heard.pop(process_id, None)
         if not info.load_from_cache(zeroconf) or info.port is None:
             return  # removed: its link ends by itself
