@@ -120,8 +120,8 @@ class Mesh:
         if preset not in PRESETS:
             raise Unsupported(f"there is no preset {preset!r}: use one of {', '.join(PRESETS)}")
         files = DataDir(ServiceSettings.read(os.environ, cores=1).data_dir)
+        key = shared_key(os.environ, files.cluster_key)  # before its mode is corrected
         make_private(files.root)
-        key = shared_key(os.environ, files.cluster_key)
         own = ProcessKey.make(cluster_name(os.environ), files.node_key)
         self.network = Network(mesh_identity(own, key), _listen(), PRESETS[preset])
         self.announcer = Announcer(self.network, own.claim)

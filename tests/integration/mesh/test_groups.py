@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from muster.mesh.secret import shared_key
+from muster.mesh.secret import make_secret, shared_key
 from tests.support.homes import HomeScript, Household, ask_all, household, meet
 from tests.support.hosts import Host, hosts, needs_hosts
 from tests.support.installation import await_value
@@ -126,6 +126,16 @@ def test_options_are_refused(
     alone: HomeScript, options: dict[str, int | str | list[str]], said: str
 ) -> None:
     assert said in alone.call("discover", **options)["text"]
+
+
+def test_a_key_that_others_can_read_is_refused(home: Household, tmp_path: Path) -> None:
+    key = tmp_path / "cluster.key"
+    key.write_text(make_secret())
+    key.chmod(0o644)
+    script = home.start(MUSTER_CLUSTER_KEY="", MUSTER_DATA_DIR=str(tmp_path))
+    script.answer()
+    said = script.call("discover", peers=1, timeout_seconds=0.0)
+    assert "can be read by others" in said["text"]
 
 
 def test_an_intruder_reads_nothing_and_stops_nothing(tmp_path: Path, home: Household) -> None:
