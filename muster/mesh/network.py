@@ -36,7 +36,6 @@ from muster.mesh.messages import Hello, Leave, Message, Note, OfGroup, Probe, de
 Result = TypeVar("Result")
 
 LEAVE_SECONDS: Final = 0.05  # for the last words of this process
-
 TOKEN_BYTES: Final = 32
 NAME_LIMIT: Final = 64  # of members and refusals that are remembered
 
@@ -281,7 +280,7 @@ class Network:
             async with asyncio.timeout(timeout_seconds) as limit:
                 link = await connect(address, Caller(self._identity))
                 with closing(link.writer):
-                    link.send(encode(self._current_hello()))
+                    link.send(encode(self._current_hello(link)))
                     payload = await link.receive_one()
                     is_linked = True
                     limit.reschedule(None)
@@ -296,7 +295,7 @@ class Network:
         """Exchange messages until the link ends."""
         claim = claim_of(link.session.claim)
         hello = decode(payload)
-        if not isinstance(hello, Hello) or claim.process_id == self.own_id:
+        if not isinstance(hello, Hello) or not self._is_direct(claim, hello, link):
             return
         has_ended = False
         peer = self._join(claim, hello, link)
@@ -320,6 +319,11 @@ class Network:
                 elif has_ended:
                     self._lose(claim.process_id)
 
+    def _is_direct(self, claim: Claim, hello: Hello, link: ServedLink) -> bool:
+        if warning := hello.relayed_by(_host_of(link)):
+            self._warn(warning)
+        return not warning and claim.process_id != self.own_id
+
     def _join(self, claim: Claim, hello: Hello, link: ServedLink) -> _Peer:
         peer = self._peers.get(claim.process_id)
         if peer is None:
@@ -330,7 +334,7 @@ class Network:
                 self._unlinked.remove(claim.process_id)
                 self._left[claim.process_id] = hello.turn
         peer.links.append(link)
-        link.send(encode(self._current_hello()))
+        link.send(encode(self._current_hello(link)))
         self._receive(peer, hello)
         return peer
 
@@ -413,10 +417,11 @@ class Network:
         for process_id in self._peers:
             self._send(process_id, self._current_hello())
 
-    def _current_hello(self) -> Hello:
-        known = () if self._forming is None else tuple(sorted(self._forming.waiting))
-        now = time.time()
-        return msgspec.structs.replace(self._hello, known=known[:NAME_LIMIT], clock=now)
+    def _current_hello(self, link: ServedLink | None = None) -> Hello:
+        known = () if self._forming is None else tuple(sorted(self._forming.waiting)[:NAME_LIMIT])
+        address = "" if link is None else _host_of(link, "sockname")
+        new = {"known": known, "clock": time.time(), "address": address}
+        return msgspec.structs.replace(self._hello, **new)
 
     def _act(self) -> None:
         """Send what follows from what has happened, and have the times judged anew."""
@@ -441,5 +446,5 @@ class Network:
 os.register_at_fork(after_in_child=release)
 
 
-def _host_of(link: ServedLink) -> str:
-    return str(link.writer.get_extra_info("peername")[0])
+def _host_of(link: ServedLink, end: str = "peername") -> str:
+    return str(link.writer.get_extra_info(end)[0])

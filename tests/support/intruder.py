@@ -99,9 +99,12 @@ class Intruder:
 
 if __name__ == "__main__":
     intruder = Intruder(sys.argv[1], Path(sys.argv[2]))
-    print("{}", flush=True)
+    sys.stdout.write("{}\n")
+    sys.stdout.flush()
     while True:
         intruder.listen()
         if not sys.stdin.readline():
             break
-        print(json.dumps({"connections": intruder.repeat(sys.argv[3:])}), flush=True)
+        said = {"connections": intruder.repeat(sys.argv[3:])}
+        sys.stdout.write(json.dumps(said) + "\n")
+        sys.stdout.flush()
