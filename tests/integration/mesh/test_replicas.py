@@ -80,11 +80,13 @@ class Household:
             "MUSTER_EPOCHS": str(EPOCHS),
         }
 
-    def run(self, hosts: str, last: int, dies_at: Sequence[int] = ()) -> list[list[str]]:
+    def run(
+        self, hosts: str, last: int, dies_at: Sequence[int] = (), script: str = "script.py"
+    ) -> list[list[str]]:
         """Run a script on each host; return what each has printed. One may die after a step."""
         processes = [
             subprocess.Popen(
-                [sys.executable, "script.py", str(len(hosts)), str(last), str(dies)],
+                [sys.executable, script, str(len(hosts)), str(last), str(dies)],
                 env={**self.environ, "MUSTER_DATA_DIR": str(self.root / host)},
                 cwd=self.root,
                 stdout=subprocess.PIPE,
@@ -104,7 +106,9 @@ class Household:
         return [out.splitlines() for out, _ in said]
 
     def checkpoints(self, host: str) -> list[Path]:
-        return sorted((self.root / host / "checkpoints").glob("n*/script-default/worker_0/step_*"))
+        return sorted(
+            (self.root / host / "checkpoints").glob("n*/script-default-*/worker_0/step_*")
+        )
 
 
 @pytest.fixture
@@ -128,3 +132,12 @@ def test_the_others_go_on_from_their_checkpoint(household: Household) -> None:
         assert lines == [f"begins 3 30 {undisturbed(30)}", f"ends 41 {undisturbed(41)}"]
     assert "does not match its hash" in household.warnings
     assert len(household.checkpoints("d")) == 3  # 30, 35 and 40
+
+
+def test_another_script_of_that_name_begins_anew(household: Household) -> None:
+    household.run("ab", 6)
+    other = household.root / "other" / "script.py"
+    other.parent.mkdir()
+    other.write_text(SCRIPT)
+    for lines in household.run("ab", 6, script=str(other)):
+        assert lines[0] == "begins 2 0 [0.0, 0.0, 0.0]"
