@@ -25,6 +25,7 @@ import time
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from hashlib import sha256
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -424,4 +425,7 @@ def _settings_of(backend: "MeshBackend") -> RankSettings:
     place = ServiceSettings.read(os.environ, cores=1).checkpoint_dir
     place /= backend.members[backend.rank].node_id
     environ = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "CHECKPOINT_DIR": str(place)}
-    return RankSettings.read(environ, world_size=1, job_id=own_job_id(f"-{backend.group}"))
+    # All scripts of this user save there: others of this name, or of one that is shortened alike.
+    said = os.fsencode(Path(sys.argv[0]).resolve()) + b"\0" + backend.group.encode()
+    job_id = f"{own_job_id(f'-{backend.group}')[:54]}-{sha256(said).hexdigest()[:8]}"
+    return RankSettings.read(environ, world_size=1, job_id=job_id)

@@ -20,7 +20,13 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from muster.contracts.errors import AuthenticationFailed, WireError, move
-from muster.links.frames import TAG_BYTES, FrameReader, check_size, frame
+from muster.links.frames import (
+    CONTROL_FRAME_LIMIT_BYTES,
+    TAG_BYTES,
+    FrameReader,
+    check_size,
+    frame,
+)
 from muster.links.identity import Find, Identity
 
 if TYPE_CHECKING:
@@ -30,7 +36,8 @@ PROTOCOL: Final = 1
 """Of what is said here. Messages, which are payloads, have their own (`contracts.interpreter`)."""
 
 HELLO_LIMIT_BYTES: Final = 4096
-"""What an answerer takes until its owner knows the caller: claims and hellos have a few hundred."""
+"""What a caller takes as the answer, and an answerer until its owner knows the caller: claims and
+hellos have a few hundred."""
 
 _MAGIC: Final = b"muster\0"  # a number in MessagePack, so no message begins with it
 _START: Final = _MAGIC + bytes([PROTOCOL])
@@ -149,6 +156,7 @@ class Caller(Session):
 
     def __init__(self, identity: Identity, *, is_sealed: bool = True, nonce: bytes = b"") -> None:
         super().__init__(State.AWAITS_ANSWER, is_sealed=is_sealed)
+        self.frames.limit_bytes = HELLO_LIMIT_BYTES
         nonce = nonce or secrets.token_bytes(_NONCE_BYTES)
         self._identity = identity
         self._hello = _HELLO.pack(_START, identity.kind, is_sealed, nonce) + identity.claim
@@ -161,6 +169,7 @@ class Caller(Session):
         self.claim = answer[len(_START) + _NONCE_BYTES :]
         said = self._hello + answer
         self._identity.check(b"answer", said, proof, self.claim)
+        self.frames.limit_bytes = CONTROL_FRAME_LIMIT_BYTES
         self._due.append(frame(self._identity.prove(b"call", said)))
         self._open(self._identity, said, is_caller=True)
 

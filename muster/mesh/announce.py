@@ -18,7 +18,7 @@ from muster.mesh.network import NAME_LIMIT, Network
 
 try:
     import ifaddr
-    from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
+    from zeroconf import Error, IPVersion, ServiceBrowser, ServiceInfo, Zeroconf
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         f"muster.mesh needs {error.name}, which is not installed: {install_command('home')}",
@@ -79,7 +79,7 @@ class Announcer:
         while not self._is_closed.is_set():
             try:
                 self._announce(own_addresses())
-            except OSError:  # an address that has gone again: the next look finds out
+            except (OSError, Error):  # an address that has gone again, or a machine too busy
                 self._is_closed.wait(POLL_SECONDS)
 
     def _announce(self, addresses: list[str]) -> None:
@@ -99,13 +99,18 @@ class Announcer:
         # On loopback, too: two terminals of a machine without a network find each other.
         interfaces = [*addresses, "127.0.0.1"]
         with Zeroconf(interfaces=interfaces, ip_version=IPVersion.V4Only) as zeroconf:
-            zeroconf.register_service(info)
+            # The name is random: to ask whether another has it lets a stranger answer that it has.
+            zeroconf.register_service(info, cooperating_responders=True)
             with ServiceBrowser(zeroconf, SERVICE, handlers=[self._on_change]):
                 while own_addresses() == addresses and not self._is_closed.wait(POLL_SECONDS):
                     pass
 
     def _on_change(self, zeroconf: Zeroconf, name: str, **_: Any) -> None:  # noqa: ANN401
-        info, process_id = ServiceInfo(SERVICE, name), name.removesuffix(f".{SERVICE}")
+        process_id = name.removesuffix(f".{SERVICE}")
+        try:
+            info = ServiceInfo(SERVICE, name)
+        except Error:  # a stranger can announce any name
+            return
         self.heard.pop(process_id, None)
         if not info.load_from_cache(zeroconf) or info.port is None:
             return  # removed: its link ends by itself

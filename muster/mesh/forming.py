@@ -139,6 +139,8 @@ class Forming:
         """A linked script waits for the same group; `is_after` if it was in an earlier one."""
         if is_after:
             self._leading.add(peer)
+        if peer in self.full:
+            self.full = ()  # it waits anew; if that group lives all the same, it says so again
         self._awaited.discard(peer)
         self._gone.discard(peer)
         self._name(peer, now)

@@ -22,6 +22,15 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     turn: int = 0
     """Counts what it has waited for: an earlier group of the same name is over for it. Of two
     links each has an order of its own, so an older hello may come later."""
+    address: str = ""
+    """Of this end of the link, in its first hello."""
+
+    def relayed_by(self, seen: str) -> str:
+        """Return a warning if its sender is seen elsewhere: a stranger may announce a relay."""
+        if self.address in ("", seen):
+            return ""
+        way = f"a link with {self.address} comes by way of {seen}, where it can be held up"
+        return f"{way}: connect the machines directly"
 
 
 class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):

@@ -36,7 +36,6 @@ from muster.mesh.messages import Hello, Leave, Message, Note, OfGroup, Probe, de
 Result = TypeVar("Result")
 
 LEAVE_SECONDS: Final = 0.05  # for the last words of this process
-
 TOKEN_BYTES: Final = 32
 NAME_LIMIT: Final = 64  # of members of a group, and of refusals that are remembered
 
@@ -268,7 +267,7 @@ class Network:
             async with asyncio.timeout(timeout_seconds) as limit:
                 link = await connect(address, Caller(self.identity))
                 with closing(link.writer):
-                    link.send(encode(self._current_hello()))
+                    link.send(encode(self._current_hello(link)))
                     payload = await link.receive_one()
                     is_linked = True
                     limit.reschedule(None)
@@ -284,6 +283,9 @@ class Network:
         claim = claim_of(link.session.claim)
         hello = decode(payload)
         if not isinstance(hello, Hello):
+            return
+        if warning := hello.relayed_by(_host_of(link)):
+            self._warn(warning)
             return
         has_ended = False
         peer = self._join(claim, hello, link)
@@ -317,7 +319,7 @@ class Network:
         elif not peer.links:
             self._counts["network.reconnects"] += 1
         peer.links.append(link)
-        link.send(encode(self._current_hello()))
+        link.send(encode(self._current_hello(link)))
         self._receive(peer, hello)
         return peer
 
@@ -399,8 +401,9 @@ class Network:
         for process_id in self._peers:
             self._send(process_id, self._current_hello())
 
-    def _current_hello(self) -> Hello:
-        return msgspec.structs.replace(self._hello, clock=time.time())
+    def _current_hello(self, link: ServedLink | None = None) -> Hello:
+        address = "" if link is None else _host_of(link, "sockname")
+        return msgspec.structs.replace(self._hello, clock=time.time(), address=address)
 
     def _act(self) -> None:
         """Send what follows from what has happened, and have the times judged anew."""
@@ -425,5 +428,5 @@ class Network:
 os.register_at_fork(after_in_child=release)
 
 
-def _host_of(link: ServedLink) -> str:
-    return str(link.writer.get_extra_info("peername")[0])
+def _host_of(link: ServedLink, end: str = "peername") -> str:
+    return str(link.writer.get_extra_info(end)[0])

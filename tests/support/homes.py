@@ -6,7 +6,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from select import select
@@ -24,16 +24,18 @@ COMMAND = [sys.executable, "-m", "tests.support.home_script"]
 class HomeScript:
     """One process; `ask` it for something and read the `answer`."""
 
-    def __init__(self, host: Host | None, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, host: Host | None, environ: Mapping[str, str], command: Sequence[str] = COMMAND
+    ) -> None:
         self._stdin, self._stdout = os.pipe(), os.pipe()
         env = {**os.environ, "PYTHONPATH": str(ROOT), **environ}
         with os.fdopen(self._stdin[0], "rb") as read, os.fdopen(self._stdout[1], "wb") as write:
             if host is None:
                 self._process: Any = subprocess.Popen(
-                    COMMAND, env=env, cwd=ROOT, stdin=read, stdout=write
+                    command, env=env, cwd=ROOT, stdin=read, stdout=write
                 )
             else:
-                self._process = host.start(COMMAND, env, cwd=ROOT, stdin=read, output=write)
+                self._process = host.start(command, env, cwd=ROOT, stdin=read, output=write)
         self._lines: IO[bytes] = os.fdopen(self._stdout[0], "rb", 0)
         self.pid: int = self._process.pid
 

@@ -52,7 +52,7 @@ def needs_hosts(*, network: bool = True) -> pytest.MarkDecorator:
 class Network:
     """A bridge in a namespace of its own, and what it does not deliver."""
 
-    def __init__(self, rate: str | None = None) -> None:
+    def __init__(self, rate: str | None = None, *, is_hub: bool = False) -> None:
         """`rate` is that of each host in both directions, as `tc` writes it: ``1gbit``."""
         self._rate = rate
         self._cuts: set[tuple[int, int]] = set()
@@ -65,6 +65,7 @@ class Network:
         assert self._holder.stdout is not None
         self._holder.stdout.readline()  # it has entered its namespaces
         bridge = "link add switch type bridge mcast_snooping 0"  # no querier here
+        bridge += " ageing_time 0" * is_hub  # it forgets at once where each is
         self._do("ip", bridge, "link set switch up", "link set lo up")
 
     def close(self) -> None:
@@ -340,15 +341,18 @@ class Host:
 
 
 @contextmanager
-def hosts(count: int, root: Path, rate: str | None = None) -> Iterator[list[Host]]:
+def hosts(
+    count: int, root: Path, rate: str | None = None, *, is_hub: bool = False
+) -> Iterator[list[Host]]:
     """Yield hosts ``host-0``, … with their files below `root`, on a network of their own.
 
+    On a hub each receives what any of them sends.
     Nothing else of them is left afterwards. Raises `RuntimeError` if they cannot be made here.
     """
     if reason := refusal():
         raise RuntimeError(f"no test hosts can be made here: {reason}")
     with ExitStack() as stack:
-        network = stack.enter_context(closing(Network(rate)))
+        network = stack.enter_context(closing(Network(rate, is_hub=is_hub)))
         made: list[Host] = []
         for number in range(count):
             made.append(Host(f"host-{number}", root, network, number))

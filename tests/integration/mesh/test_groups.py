@@ -1,11 +1,15 @@
 """The four lines, in processes of one machine with a network of its own."""
 
 import signal
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from muster.mesh.secret import make_secret, shared_key
 from tests.support.homes import HomeScript, Household, ask_all, household, meet
 from tests.support.hosts import Host, hosts, needs_hosts
 from tests.support.installation import await_value
@@ -138,3 +142,44 @@ def test_options_are_refused(
     alone: HomeScript, options: dict[str, int | str | list[str]], said: str
 ) -> None:
     assert said in alone.call("discover", **options)["text"]
+
+
+def test_a_key_that_others_can_read_is_refused(home: Household, tmp_path: Path) -> None:
+    key = tmp_path / "cluster.key"
+    key.write_text(make_secret())
+    key.chmod(0o644)
+    script = home.start(MUSTER_CLUSTER_KEY="", MUSTER_DATA_DIR=str(tmp_path))
+    script.answer()
+    said = script.call("discover", peers=1, timeout_seconds=0.0)
+    assert "can be read by others" in said["text"]
+
+
+def test_an_intruder_reads_nothing_and_stops_nothing(tmp_path: Path, home: Household) -> None:
+    record = tmp_path / "record"
+    with hosts(4, tmp_path / "hosts", is_hub=True) as (*places, last), ExitStack() as ending:
+        command = [sys.executable, "-m", "tests.support.intruder", last.address, str(record)]
+        intruder = HomeScript(last, {}, [*command, *(place.address for place in places)])
+        ending.callback(intruder.end)
+        intruder.answer()
+        scripts = home.scripts(3, *places)
+        assert {len(said.get("members", [])) for said in meet(scripts)} == {3}
+        said = ask_all(scripts, "reduce", size=10_000)
+        assert [each.get("sum") for each in said] == [3.0] * 3, said
+        assert intruder.call("repeat")["connections"]
+        said = ask_all(scripts, "reduce", size=10_000)
+        assert [each.get("sum") for each in said] == [3.0] * 3, said
+        assert {len(said.get("members", [])) for said in ask_all(scripts, "meet")} == {3}
+        listed = {"addresses": [f"{place.address}:52500" for place in places]}
+        others = home.scripts(3, *places)
+        for rank, script in enumerate(others):
+            script.ask("discover", rank=rank, **listed)
+        assert [script.answer().get("rank") for script in others] == [0, 1, 2]
+        said = ask_all(others, "reduce", size=10_000)
+        assert [each.get("sum") for each in said] == [3.0] * 3, said
+        intruder.call("repeat")
+        heard = record.read_bytes()
+    assert heard.count(b"muster\0") > len(scripts)  # hellos are in clear
+    key = shared_key({"MUSTER_CLUSTER_KEY": home.secret}, tmp_path)
+    numbers = [np.full(8, number, np.float32).tobytes() for number in (1, 2, 3)]
+    for secret in home.secret.encode(), key, key.hex().encode(), *numbers:
+        assert secret not in heard

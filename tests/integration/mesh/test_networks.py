@@ -264,6 +264,18 @@ def test_a_silent_link_beside_another_costs_no_word_and_no_peer(home: Home) -> N
         assert future.result(DEADLINE_SECONDS)
 
 
+def test_a_link_that_comes_by_way_of_another_machine_is_not_used(home: Home) -> None:
+    own, other = home.add(), home.add()
+    command = [sys.executable, forwarder.__file__, str(other.port), "127.0.0.9"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as between:
+        assert between.stdout is not None
+        own.find(("127.0.0.9", int(between.stdout.readline())))
+        await_value(lambda: other.warnings or own.members(), str)
+        between.kill()
+    assert "127.0.0.9" in str(other.warnings)
+    assert own.members() == other.members() == []
+
+
 def test_an_older_hello_that_comes_later_is_ignored(home: Home, tmp_path: Path) -> None:
     own, other = home.add(), mesh_identity("home", tmp_path / "key", SECRET)
     with ExitStack() as stack:

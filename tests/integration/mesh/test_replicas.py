@@ -84,11 +84,13 @@ class Household:
             "MUSTER_EPOCHS": str(EPOCHS),
         }
 
-    def run(self, hosts: str, last: int, dies_at: Sequence[int] = ()) -> list[list[str]]:
+    def run(
+        self, hosts: str, last: int, dies_at: Sequence[int] = (), script: str = "script.py"
+    ) -> list[list[str]]:
         """Run a script on each host; return what each has printed. One may die after a step."""
         processes = [
             subprocess.Popen(
-                [sys.executable, "script.py", str(len(hosts)), str(last), str(dies)],
+                [sys.executable, script, str(len(hosts)), str(last), str(dies)],
                 env={**self.environ, "MUSTER_DATA_DIR": str(self.root / host)},
                 cwd=self.root,
                 stdout=subprocess.PIPE,
@@ -108,7 +110,9 @@ class Household:
         return [out.splitlines() for out, _ in said]
 
     def checkpoints(self, host: str) -> list[Path]:
-        return sorted((self.root / host / "checkpoints").glob("n*/script-default/worker_0/step_*"))
+        return sorted(
+            (self.root / host / "checkpoints").glob("n*/script-default-*/worker_0/step_*")
+        )
 
 
 @pytest.fixture
@@ -165,3 +169,12 @@ def test_the_example_goes_on_after_a_machine_came_back(household: Household) -> 
     ends = [lines.splitlines()[-1] for lines in said]
     assert ends[0] == ends[1]
     assert ends[0].startswith("ends after step 1254 ")
+
+
+def test_another_script_of_that_name_begins_anew(household: Household) -> None:
+    household.run("ab", 6)
+    other = household.root / "other" / "script.py"
+    other.parent.mkdir()
+    other.write_text(SCRIPT)
+    for lines in household.run("ab", 6, script=str(other)):
+        assert lines[0] == "begins 2 0 [0.0, 0.0, 0.0]"

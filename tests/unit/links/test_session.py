@@ -208,9 +208,10 @@ def test_a_payload_that_is_too_long_breaks_no_link(*, is_sealed: bool) -> None:
     assert [answerer.receive(it) for it in sent(caller, *payloads)] == [[it] for it in payloads]
 
 
-def test_a_stranger_is_read_only_shortly() -> None:
+@pytest.mark.parametrize("end", [calling, answering])
+def test_a_stranger_is_read_only_shortly(end: Callable[[], Session]) -> None:
     with pytest.raises(AuthenticationFailed, match=f"the limit is {HELLO_LIMIT_BYTES}"):
-        answering().receive((HELLO_LIMIT_BYTES + 1).to_bytes(8, "little"))
+        end().receive((HELLO_LIMIT_BYTES + 1).to_bytes(8, "little"))
 
 
 @dataclass

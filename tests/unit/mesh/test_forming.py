@@ -31,3 +31,17 @@ def test_a_member_of_an_earlier_group_hears_from_members_that_one_lives() -> Non
     assert script.state is State.PROPOSING
     script.receive("c", Full(members=("a", "c")), 2.0)
     assert script.full == ("a", "c")
+
+
+def test_one_that_waits_goes_first_once_the_group_that_lived_is_over() -> None:
+    script = Forming("a", None, lambda: b"", 0.0)
+    for member in "b", "c":
+        script.meet(member, 0.0, is_after=True)
+        script.receive(member, Full(members=("b", "c")), 0.0)
+    script.meet("b", 1.0, is_after=True)  # it has lost the other one
+    script.receive("c", Full(members=("b", "c")), 1.0)  # which has not noticed yet
+    script.check(2.0 + SETTLE_SECONDS)
+    assert script.state is State.GATHERING
+    script.meet("c", 3.0, is_after=True)
+    script.check(3.0 + SETTLE_SECONDS)
+    assert script.state is State.PROPOSING
