@@ -84,10 +84,13 @@ class Unsupported(CollectiveError):
 
 
 class Timeout(CollectiveError):
-    def __init__(self, seconds: float, waited_for: str) -> None:
-        super().__init__(
-            f"waited {seconds:g} s for {waited_for}: check the other ranks, or set a longer timeout"
-        )
+    def __init__(
+        self,
+        seconds: float,
+        waited_for: str,
+        cure: str = "check the other ranks, or set a longer timeout",
+    ) -> None:
+        super().__init__(f"waited {seconds:g} s for {waited_for}: {cure}")
         self.seconds = seconds
         self.waited_for = waited_for
 

@@ -82,7 +82,7 @@ async def examine(
                 checks += await _reach(network, name, tried)
             except (OSError, UnicodeError) as error:
                 fix = "write the IPv4 address that `ip address` prints there"
-                checks.append(Check(f"{name} address", f"not known: {error}", fix))
+                checks.append(Check(f"{name} address", f"not heard, nor known: {error}", fix))
     return checks
 
 
@@ -99,7 +99,8 @@ async def _reach(network: Network, name: str, addresses: Sequence[Address]) -> l
         seen, _, fix = best.problem.partition(": ")
         return [*checks, Check(f"{name} trusted", seen, fix or "end what listens there"), *cable]
     is_off = abs(best.ahead_seconds) > CLOCK_SECONDS
-    seen, fix = f"{best.ahead_seconds:+.1f} s", "set both clocks, by NTP" if is_off else ""
+    ahead_seconds = round(best.ahead_seconds, 1) + 0.0  # not -0.0
+    seen, fix = f"{ahead_seconds:+} s", "set both clocks, by NTP" if is_off else ""
     checks.append(Check(f"{name} trusted", "same protocol, cluster and secret"))
     return [*checks, Check(f"{name} clock", seen, fix, is_warning=True), *cable]
 

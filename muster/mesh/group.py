@@ -3,9 +3,11 @@
 import errno
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import contextmanager
 from functools import partial
 from math import inf
@@ -25,6 +27,7 @@ from muster.collectives.errors import Aborted, ChannelClosed, CollectiveError, T
 from muster.collectives.transports.handshake import Membership
 from muster.collectives.transports.rendezvous import Connections, Endpoint, rendezvous
 from muster.collectives.transports.tcp import DEFAULT_PORT, TcpBackend, listed
+from muster.contracts.errors import printable
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
 from muster.host.private import make_private
@@ -37,6 +40,10 @@ from muster.mesh.network import NAME_LIMIT, Network
 from muster.mesh.secret import cluster_name, shared_key
 
 PORTS: Final = range(DEFAULT_PORT, DEFAULT_PORT + 32)
+NOTICE_SECONDS: Final = 3.0
+"""After which a script says that it waits."""
+HEARD_LIMIT: Final = 8
+"""How many of those that are announced an error names."""
 MEETING_SECONDS: Final = 10.0
 """The least time for the connections between members, once they know that they are a group."""
 
@@ -137,18 +144,23 @@ class Mesh:
     ) -> MeshBackend:
         """Return the backend once the group is connected. Raises `Timeout`."""
         until = time.monotonic() + timeout_seconds
+        others = "the others" if size is None else f"{size - 1} more"
+        waited_for = f"{others} in the group {group!r}"
         try:
             while True:
                 formed = self.network.wait_for(group, size, [each.process_id for each in after])
+                wait([formed], min(NOTICE_SECONDS, max(until - time.monotonic(), 0)))
+                if not formed.done() and time.monotonic() < until:
+                    sys.stderr.write(f"muster: waits for {waited_for}; Ctrl-C ends that\n")
                 try:
                     closed = formed.result(max(until - time.monotonic(), 0))
                     members = self._linked_members(closed)
                     made = self._connect(group, members, closed, until)
                     self.backend = muster.mesh.last_discovered = made
-                except (CollectiveError, KeyError, TimeoutError) as error:
+                except (CollectiveError, KeyError, TimeoutError):
                     # One has died meanwhile; the others begin again, as this process does.
                     if time.monotonic() >= until:
-                        raise self._timeout(group, size, timeout_seconds) from error
+                        raise self._timeout(group, waited_for, timeout_seconds) from None
                 else:
                     return made
         except BaseException:
@@ -214,16 +226,25 @@ class Mesh:
             self.network.listen()
         return MeshBackend(own, connections, self, group, members)
 
-    def _timeout(self, group: str, size: int | None, seconds: float) -> Timeout:
-        network = self.network
-        linked = ", ".join(map(str, network.members())) or "none"
-        problems = "".join(f"; {warning}" for warning in list(network.warnings))
-        full = ", ".join(map(str, network.living_members()))
-        full = f"; a group of that name lives: {full}" if full else ""
-        waited = "the others" if size is None else f"{size - 1} others"
-        return Timeout(
-            seconds, f"{waited} in the group {group!r}; linked: {linked}{full}{problems}"
-        )
+    def _timeout(self, group: str, waited_for: str, seconds: float) -> Timeout:
+        network, linked = self.network, self.network.hellos()
+        said = [
+            f"{member}, for the group {hello.group!r}"
+            if hello.group not in (group, None)
+            else str(member)
+            for member, hello in linked
+        ]
+        facts = [waited_for, f"linked: {', '.join(said) or 'none'}"]
+        if full := network.living_members():
+            facts.append(f"a group of that name lives: {', '.join(map(str, full))}")
+        known = {member.process_id for member, _ in linked}
+        warnings = list(network.warnings)
+        for each in list(self.announcer.heard.values())[:HEARD_LIMIT]:
+            place = f"{each.addresses[0]} port {each.port}"
+            if each.process_id not in known and not any(place in text for text in warnings):
+                facts.append(f"{printable(each.host)} is announced, and not reached at {place}")
+        cure = "wait longer, or see what is wrong: muster mesh doctor"
+        return Timeout(seconds, "; ".join([*facts, *warnings]), cure)
 
 
 def discover(
@@ -234,7 +255,7 @@ def discover(
     preset: str = "default",
     after: MeshBackend | None = None,
     addresses: Sequence[str] | None = None,
-    rank: int = -1,
+    rank: int | None = None,
 ) -> MeshBackend:
     """Return the backend of this script and `peers` others of the household that wait as well.
 
@@ -249,6 +270,8 @@ def discover(
     if (peers, after, addresses).count(None) < 2:  # noqa: PLR2004  one way, or none
         raise Unsupported("discover() takes one of peers=, after= and addresses=")
     if addresses is not None:
+        if rank is None:
+            raise Unsupported("discover(addresses=) needs rank=, the place of this machine in them")
         return _connect_listed(addresses, rank, group, timeout_seconds)
     if after is not None:
         if after.mesh is None or after.mesh.is_closed:
@@ -257,14 +280,14 @@ def discover(
             )
         TcpBackend.close(after)
         return after.mesh.meet(after.group, None, after.members, timeout_seconds)
-    size = 1 + (1 if peers is None else peers)
-    if not 1 < size <= NAME_LIMIT:
-        raise Unsupported(f"discover(peers={peers}): wait for 1 to {NAME_LIMIT - 1} others")
+    peers = 1 if peers is None else peers
+    if not (isinstance(peers, int) and 0 < peers < NAME_LIMIT):
+        raise Unsupported(f"discover(peers={peers!r}): give a number from 1 to {NAME_LIMIT - 1}")
     mesh = None
     try:
         with _interrupted_later():
             mesh = Mesh(preset)
-        return mesh.meet(group, size, [], timeout_seconds)
+        return mesh.meet(group, 1 + peers, [], timeout_seconds)
     except BaseException:
         if mesh is not None:
             mesh.close()

@@ -87,7 +87,7 @@ class MeshIdentity(Identity):
         digest, signature = proof[:PROOF_BYTES], proof[PROOF_BYTES:]
         if not hmac.compare_digest(Identity.prove(self, role, said), digest):
             raise AuthenticationFailed(
-                "the other end has another secret, or none: run `muster mesh join` on both machines"
+                "the other end has another secret: run `muster mesh join` on both with the same one"
             )
         try:
             Ed25519PublicKey.from_public_bytes(other.key).verify(signature, role + said)

@@ -24,7 +24,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from muster.contracts.errors import AuthenticationFailed, WireError, printable
+from muster.contracts.errors import AuthenticationFailed, MusterError, WireError, printable
 from muster.links.serving import LinkServer, ServedLink, connect, duplicate, release
 from muster.links.session import Answerer, Caller
 from muster.mesh.calls import Address, Calls
@@ -207,6 +207,11 @@ class Network:
         async def run() -> Result:
             return work()
 
+        if not self._thread.is_alive():
+            raise MusterError(
+                "the links to the household are closed, or of the parent of this process: call "
+                "discover(peers=…) here"
+            )
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
 
     # The thread
@@ -353,8 +358,8 @@ class Network:
         if hello.group != self._hello.group or len(sizes) > 1:
             if hello.group == self._hello.group:
                 self._warn(
-                    f"{peer.member} waits for a group {hello.group!r} of {hello.size}, and this "
-                    f"process for one of {self._hello.size}: give all the same number of peers"
+                    f"{peer.member} has asked for {hello.size} in the group {hello.group!r}, and "
+                    f"this process for {self._hello.size}: give all the same number of peers"
                 )
             self._forming.lose(process_id, now)
         elif self._waits_now(peer):

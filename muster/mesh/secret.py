@@ -4,7 +4,7 @@ import base64
 import secrets
 import stat
 from collections.abc import Mapping
-from hashlib import scrypt
+from hashlib import scrypt, sha256
 from os import geteuid
 from pathlib import Path
 from typing import Final
@@ -20,6 +20,8 @@ KEY_VARIABLE: Final = "MUSTER_CLUSTER_KEY"
 NAME_VARIABLE: Final = "MUSTER_CLUSTER_NAME"
 DEFAULT_NAME: Final = "home"
 
+NAME_BYTES: Final = 63
+
 SECRET_BYTES: Final = 16
 LEAST_CHARACTERS: Final = 16
 """Of a secret that a person makes up."""
@@ -33,7 +35,8 @@ class NoSecret(MusterError):
 
 def make_secret() -> str:
     """Return a new secret as people write it: base32 in groups of four."""
-    text = base64.b32encode(secrets.token_bytes(SECRET_BYTES)).decode().rstrip("=").lower()
+    secret = secrets.token_bytes(SECRET_BYTES)
+    text = base64.b32encode(secret + _check(secret)).decode().rstrip("=").lower()
     return "-".join(text[at : at + _GROUP] for at in range(0, len(text), _GROUP))
 
 
@@ -41,26 +44,32 @@ def parse_secret(text: str) -> bytes | None:
     """Return the bytes of a secret that `make_secret` has made; None for any other text."""
     plain = "".join(text.split()).replace("-", "").upper()
     try:
-        secret = base64.b32decode(plain + "=" * (-len(plain) % 8))
+        read = base64.b32decode(plain + "=" * (-len(plain) % 8))
     except ValueError:
         return None
-    return secret if len(secret) == SECRET_BYTES else None
+    secret = read[:SECRET_BYTES]
+    return secret if read[SECRET_BYTES:] == _check(secret) else None
+
+
+def _check(secret: bytes) -> bytes:
+    """Return a byte by which a mistyped secret is noticed; with it 28 characters are full."""
+    return sha256(secret).digest()[:1]
 
 
 def keep_secret(file: Path, text: str) -> None:
     """Write the secret of this machine. Raises `NoSecret` if it is none, or another is there."""
     if parse_secret(text) is None:
         raise NoSecret(
-            "this is not a secret of `muster mesh secret`: it has 26 letters and digits, in groups "
-            "of four"
+            "this is not a secret of `muster mesh secret`, or a character is wrong: it has 28 in "
+            "groups of four, the letters a to z and the digits 2 to 7"
         )
     try:
         create_private(file, text.strip().encode() + b"\n")
     except FileExistsError:
         if parse_secret(file.read_text()) != parse_secret(text):
             raise NoSecret(
-                f"{file} holds another secret: stop all that runs here, remove the file, and run "
-                "this command again"
+                f"{file} holds another secret: keep that one, which you can read there, or stop "
+                "all that runs here, remove the file, and run this command again"
             ) from None
 
 
@@ -78,7 +87,11 @@ def shared_key(environ: Mapping[str, str], file: Path) -> bytes:
 
 
 def cluster_name(environ: Mapping[str, str]) -> str:
-    return environ.get(NAME_VARIABLE, "") or DEFAULT_NAME
+    """Raises `NoSecret` for a name that cannot be announced."""
+    name = environ.get(NAME_VARIABLE, "") or DEFAULT_NAME
+    if len(name.encode("utf-8", "replace")) > NAME_BYTES:
+        raise NoSecret(f"{NAME_VARIABLE} has more than {NAME_BYTES} bytes: take a shorter name")
+    return name
 
 
 def _stretched(text: str, name: str) -> bytes:

@@ -44,7 +44,8 @@ class HomeScript:
 
     def answer(self, timeout_seconds: float = DEADLINE_SECONDS) -> dict[str, Any]:
         assert select([self._lines], [], [], timeout_seconds)[0], "no answer"
-        said = self._lines.readline()
+        while (said := self._lines.readline()).startswith(b"muster: waits for"):
+            pass
         assert said.startswith(b"{"), said.decode() + self._lines.read(10_000).decode()
         return dict(json.loads(said))
 

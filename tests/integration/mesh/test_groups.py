@@ -131,10 +131,11 @@ def test_a_rank_that_calls_too_early_keeps_no_port_from_another(
         ({"addresses": [], "rank": 0}, "at least 2"),
         ({"addresses": ["127.0.0.1", "127.0.0.1:52416"], "rank": 0}, "twice"),
         ({"addresses": ["127.0.0.1", "127.0.0.1:1"], "rank": 2}, "rank 2"),
-        ({"addresses": ["127.0.0.1", "127.0.0.1:1"]}, "rank -1"),
+        ({"addresses": ["127.0.0.1", "127.0.0.1:1"]}, "needs rank="),
         ({"addresses": ["10.9.9.9", "127.0.0.1:1"], "rank": 0}, "not an address of this machine"),
         ({"addresses": ["127.0.0.1"], "peers": 1}, "one of peers=, after= and addresses="),
         ({"peers": 0}, "1 to 63"),
+        ({"peers": "1"}, "1 to 63"),
         ({"peers": 1, "preset": "soon"}, "no preset 'soon'"),
     ],
 )

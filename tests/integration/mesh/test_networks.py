@@ -294,8 +294,8 @@ def test_two_sizes_are_named(home: Home) -> None:
         network.wait_for("default", size)
     await_value(lambda: networks[0].warnings, lambda: "no warning")
     (warning,) = networks[0].warnings
-    assert "of 3" in warning
-    assert "of 2" in warning
+    assert "asked for 3 in" in warning
+    assert "this process for 2:" in warning
 
 
 def test_one_that_closes_is_not_gone(home: Home) -> None:

@@ -76,7 +76,7 @@ def test_a_good_machine_passes_every_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "seen", "fix"),
     [
-        ("home", b"x" * 32, "another secret", "run `muster mesh join` on both machines"),
+        ("home", b"x" * 32, "another secret", "run `muster mesh join` on both with the same one"),
         ("lab", KEY, "the cluster 'lab'", "set MUSTER_CLUSTER_NAME to the same name on both"),
     ],
 )
