@@ -1,0 +1,1 @@
+"""Gradients in fewer bytes; docs/compression.md."""
