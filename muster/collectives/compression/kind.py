@@ -1,0 +1,175 @@
+"""The interface of a way to send a gradient in fewer bytes, and the frame of its messages."""
+
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, TypeAlias
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+from xxhash import xxh3_64_intdigest
+
+from muster.collectives.backend import Data
+from muster.collectives.errors import PeerRefused, Unsupported
+
+Vector: TypeAlias = NDArray[np.float32]
+Message: TypeAlias = NDArray[np.uint8]
+
+PIECE_ELEMENTS: Final = 16_384
+"""64 KB: a piece and its temporaries stay in the second-level cache from pass to pass."""
+
+VERSION: Final = 1
+
+_HEADER: Final = struct.Struct("<HIIHQ")
+"""Version, kind, number of elements, whether all are finite, a digest."""
+
+
+class Kind(ABC):
+    """A way to send float32 in fewer bytes. `repr` is the same for equal options.
+
+    Decoding what was encoded gives the same numbers on every machine, except for PowerSGD, whose
+    products are those of the machine's BLAS. If one element of an array is NaN or infinite, all are
+    NaN afterwards, so that no number is added that a part of the array did not mean. A message that
+    was cut or changed, or is of another version, kind or length, is a `PeerRefused`; then nothing
+    was added, and no memory was taken for what it said. Numbers are little-endian.
+
+    An object may keep a state from one array to the next, so each array needs its own. What it
+    decodes depends on the message alone.
+    """
+
+    rounds_sums: ClassVar[bool] = False
+    """True if a sum may be encoded again: ranks then exchange parts of their arrays, and the bytes
+    that one sends do not grow with the number of ranks."""
+
+    def encode(self, array: Vector) -> Message:
+        """Return a message for `array`, contiguous and of any shape."""
+        flat = array.reshape(-1)
+        is_finite = bool(np.isfinite(flat).all())
+        with np.errstate(all="ignore"):  # a sum that overflows is a result like any other
+            body = self.encode_body(array) if is_finite and flat.size else ()
+        parts = [part.reshape(-1).view(np.uint8) for part in body]
+        message = np.concatenate([np.zeros(_HEADER.size, np.uint8), *parts])
+        digest = xxh3_64_intdigest(message[_HEADER.size :].data, is_finite)
+        facts = VERSION, self._code, flat.size, is_finite, digest
+        _HEADER.pack_into(message.data, 0, *facts)
+        return message
+
+    def add(self, data: Data | Message, out: Vector, factor: float = 1) -> None:
+        """Add what a message says, times `factor`, to `out`, contiguous, of the array's shape."""
+        message = np.frombuffer(data, np.uint8)
+        if message.size < _HEADER.size:
+            raise PeerRefused(f"a compressed gradient ends after {message.size} bytes: send it all")
+        *facts, is_finite, digest = _HEADER.unpack_from(message.data)
+        body, expected = message[_HEADER.size :], [VERSION, self._code, out.size]
+        if facts != expected:
+            raise PeerRefused(
+                f"a compressed gradient is of (version, kind, elements) {facts}, not {expected}: "
+                "use the same release, compression and model on all ranks"
+            )
+        if is_finite > 1 or digest != xxh3_64_intdigest(body.data, is_finite):
+            raise PeerRefused("a compressed gradient was changed on the way: check the network")
+        if not is_finite:
+            out += np.float32(np.nan)
+        elif out.size:
+            with np.errstate(all="ignore"):
+                self.add_body(body, out, factor)
+
+    def decode(self, data: Data | Message, out: Vector) -> None:
+        """Write what a message says into `out`, contiguous and of the array's shape."""
+        out[...] = 0
+        self.add(data, out)
+
+    @abstractmethod
+    def encode_body(self, array: Vector) -> Sequence[NDArray[Any]]:
+        """Return the parts of a message for finite elements, at least one."""
+
+    @abstractmethod
+    def add_body(self, body: Message, out: Vector, factor: float) -> None:
+        """Add what a body says, times `factor`. Its bytes may be anything."""
+
+    @property
+    def _code(self) -> int:
+        return crc32(repr(self).encode())
+
+
+class Dense(Kind):
+    """A kind that has a code for each element, and encodes each piece by itself."""
+
+    layout: Sequence[tuple[DTypeLike, int]]
+    """Of each part of a body: its type, and how many elements one item is for."""
+
+    @abstractmethod
+    def encode_piece(self, piece: Vector, *codes: NDArray[Any]) -> None:
+        """Write the codes of a piece, whose items begin with it."""
+
+    @abstractmethod
+    def decode_piece(self, out: Vector, *codes: NDArray[Any]) -> None:
+        """Write what the codes of a piece say."""
+
+    def encode_body(self, array: Vector) -> Sequence[NDArray[Any]]:
+        parts = [np.empty(-(-array.size // per), dtype) for dtype, per in self.layout]
+        for piece in pieces_of(array.reshape(-1), *parts, per=self._per):
+            self.encode_piece(*piece)
+        return parts
+
+    def add_body(self, body: Message, out: Vector, factor: float) -> None:
+        parts = split(body, *((dtype, -(-out.size // per)) for dtype, per in self.layout))
+        numbers, scale = np.empty(PIECE_ELEMENTS, np.float32), np.float32(factor)
+        for target, *codes in pieces_of(out.reshape(-1), *parts, per=self._per):
+            number = numbers[: target.size]
+            self.decode_piece(number, *codes)
+            np.add(target, number if factor == 1 else np.multiply(number, scale, number), target)
+
+    @property
+    def _per(self) -> list[int]:
+        return [1, *(per for _, per in self.layout)]
+
+
+@dataclass
+class Float32(Dense):
+    """All elements as they are: what other kinds are compared to."""
+
+    rounds_sums = True
+    layout = ((np.float32, 1),)
+
+    def encode_piece(self, piece: Vector, *codes: NDArray[Any]) -> None:
+        np.copyto(codes[0], piece)
+
+    def decode_piece(self, out: Vector, *codes: NDArray[Any]) -> None:
+        np.copyto(out, codes[0])
+
+
+def split(body: Message, *parts: tuple[DTypeLike, int]) -> list[NDArray[Any]]:
+    """Return the parts of a body, each of a type and a number of elements; checks its length."""
+    stops = np.cumsum([0, *(np.dtype(dtype).itemsize * count for dtype, count in parts)])
+    if stops[-1] != body.size:
+        raise PeerRefused(f"a compressed gradient has {body.size} bytes, not {stops[-1]}")
+    pieces = np.split(body, stops[1:-1])
+    return [piece.view(dtype) for piece, (dtype, _) in zip(pieces, parts, strict=True)]
+
+
+def pieces_of(*vectors: NDArray[Any], per: Sequence[int] = ()) -> Iterator[list[NDArray[Any]]]:
+    """Yield the same piece of each vector, one after another.
+
+    `per` says for how many elements an item of each vector is, if that is not one for all.
+    """
+    steps = [PIECE_ELEMENTS // it for it in per] or [PIECE_ELEMENTS] * len(vectors)
+    for number in range(-(-vectors[0].size // steps[0])):
+        cuts = [slice(number * step, (number + 1) * step) for step in steps]
+        yield [vector[cut] for vector, cut in zip(vectors, cuts, strict=True)]
+
+
+@dataclass
+class Sparse(Kind):
+    """A kind that sends max(1, ⌊n · ratio⌋) elements."""
+
+    ratio: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ratio <= 1:  # nor NaN
+            raise Unsupported(f"a ratio of {self.ratio} is not above 0 and at most 1: use 0.01")
+
+    def kept_of(self, elements: int) -> int:
+        return max(1, int(elements * self.ratio))
