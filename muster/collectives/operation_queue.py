@@ -69,6 +69,8 @@ class OperationQueue:
 
     def __init__(self) -> None:
         self.counts: defaultdict[str, _Counts] = defaultdict(_Counts)
+        self.gauges: dict[str, float] = {}
+        """Further counters, by their whole name."""
         self.scratch = Scratch()
         self._lock = threading.Lock()
         self._turn = threading.Condition(self._lock)
@@ -170,14 +172,16 @@ def queue_of(backend: Backend) -> OperationQueue:
 def counters(backend: Backend) -> dict[str, float]:
     """Return how often each operation completed and failed, how long it took and its bytes.
 
-    Keys such as ``all_reduce.completed``, ``.failed``, ``.duration_ms`` and ``.bytes_processed``.
+    Keys such as ``all_reduce.completed``, ``.failed``, ``.duration_ms`` and ``.bytes_processed``,
+    and ``compression.bytes_before``, ``.bytes_after``, ``.ratio``, ``.duration_ms`` and
+    ``.residual_norm`` of `DataParallel`.
     """
-    counts = queue_of(backend).counts
+    queue = queue_of(backend)
     return {
         f"{operation}.{name}": value
-        for operation, count in list(counts.items())
+        for operation, count in list(queue.counts.items())
         for name, value in asdict(count).items()
-    }
+    } | queue.gauges
 
 
 def collective(

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.collectives.compression.kinds import KINDS, kind_of
+from muster.collectives.compression.kinds import KINDS, Compression, kind_of
 from muster.collectives.errors import PeerRefused, Unsupported
 
-SPECS: dict[str, Any] = {
+SPECS: dict[str, Compression] = {
     "float32": "float32",
     "fp16": "fp16",
     "bf16": "bf16",
@@ -33,7 +33,7 @@ def array_of(seed: int, shape: tuple[int, ...], scale: int = 0) -> np.ndarray:
     return np.ldexp(draws, scale).astype(np.float32)
 
 
-def sent(spec: Any, array: np.ndarray) -> np.ndarray:
+def sent(spec: Compression, array: np.ndarray) -> np.ndarray:
     out = np.empty_like(array)
     kind_of(spec).decode(kind_of(spec).encode(array), out)
     return out
@@ -103,7 +103,7 @@ def test_power_sgd_finds_a_matrix_of_its_rank() -> None:
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("value", [0.0, 1e-42, -3e-39, 1.0, 3e38])
-def test_zeros_denormals_and_large_numbers_stay_numbers(spec: Any, value: float) -> None:
+def test_zeros_denormals_and_large_numbers_stay_numbers(spec: Compression, value: float) -> None:
     for shape in [(1, 1), (33, 70)]:
         array = np.full(shape, value, np.float32)
         out = sent(spec, array)
@@ -116,14 +116,14 @@ def test_zeros_denormals_and_large_numbers_stay_numbers(spec: Any, value: float)
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_never_becomes_a_number(spec: Any, value: float) -> None:
+def test_what_is_not_finite_never_becomes_a_number(spec: Compression, value: float) -> None:
     array = array_of(1, (33, 70))
     array[20, 3] = value
     assert np.isnan(sent(spec, array)).all()
 
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_damaged_messages_are_refused_and_add_nothing(spec: Any) -> None:
+def test_damaged_messages_are_refused_and_add_nothing(spec: Compression) -> None:
     array = array_of(1, (60, 50))
     kind, out = kind_of(spec), np.zeros_like(array)
     message = kind.encode(array)
@@ -145,7 +145,7 @@ def test_damaged_messages_are_refused_and_add_nothing(spec: Any) -> None:
 
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @given(data=st.data())
-def test_any_body_is_decoded_or_refused(spec: Any, data: st.DataObject) -> None:
+def test_any_body_is_decoded_or_refused(spec: Compression, data: st.DataObject) -> None:
     """A peer that has the token may send anything, with the right digest."""
     kind, out = kind_of(spec), np.zeros((20, 20), np.float32)
     size = sum(part.nbytes for part in kind.encode_body(array_of(1, out.shape)))
@@ -173,7 +173,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("spec", "words"), REFUSED, ids=str)
-def test_options_that_cannot_be_are_refused(spec: Any, words: str) -> None:
+def test_options_that_cannot_be_are_refused(spec: Compression, words: str) -> None:
     with pytest.raises(Unsupported, match=words):
         kind_of(spec)
 
