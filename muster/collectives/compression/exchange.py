@@ -20,14 +20,14 @@ from weakref import WeakSet
 import numpy as np
 
 from muster.collectives.backend import Backend
-from muster.collectives.compression.kind import Kind, Message, Vector
+from muster.collectives.compression.kind import Kind, Vector
 from muster.collectives.compression.kinds import Compression, kind_of_array, table_of
 from muster.collectives.compression.power_sgd import PowerSGD, matrix_of, orthogonal
-from muster.collectives.operation_queue import Handle, queue_of
+from muster.collectives.operation_queue import Outcome, queue_of
 from muster.collectives.operations import all_reduce, all_to_all
 from muster.contracts.shards import ranges
 
-Exchange: TypeAlias = Generator[list[Message] | Vector, Any, Vector]
+Exchange: TypeAlias = Generator[Any, Any, Vector]
 """Yields, gets, and returns the sum over all ranks."""
 
 _Placed: TypeAlias = tuple[Kind | None, slice, tuple[int, ...]]
@@ -83,7 +83,7 @@ class Average:
         while self._handle is not None:
             self._handle = self._go_on(self._handle.wait())
 
-    def _go_on(self, received: object) -> Handle[Any] | None:
+    def _go_on(self, received: object) -> Outcome:
         """Encode or decode, and begin the transfer that follows, if any."""
         backend, start = self._common.backend, time.perf_counter()
         try:
@@ -93,18 +93,15 @@ class Average:
             return None
         finally:
             self._common.count("duration_ms", (time.perf_counter() - start) * 1e3)
-        options: Any = {"timeout_seconds": self._common.timeout_seconds, "async_op": True}
-        handle: Handle[Any]
-        if isinstance(wanted, list):
-            sent = sum(it.nbytes for it in wanted) - wanted[backend.rank].nbytes
-            handle = all_to_all(backend, wanted, **options)
-        else:
+        if is_sum := not isinstance(wanted, list):
             sent = _ring_bytes(wanted, backend)
-            handle = all_reduce(backend, wanted, **options)
+        else:
+            sent = sum(it.nbytes for it in wanted) - wanted[backend.rank].nbytes
         self._common.count("bytes_after", sent)
-        return handle
+        run, seconds = all_reduce if is_sum else all_to_all, self._common.timeout_seconds
+        return run(backend, wanted, timeout_seconds=seconds, async_op=True)
 
-    def _average(self, flat: Vector) -> Generator[list[Message] | Vector, Any, None]:
+    def _average(self, flat: Vector) -> Generator[Any, Any, None]:
         common, value, kind = self._common, self._value, self._kinds[0]
         mine = np.float32(1 / common.backend.world_size)
         feedback = common.feedback and kind is not None
@@ -132,7 +129,7 @@ class Average:
             norm = math.sqrt(sum(it.square for it in common.averages)) * common.backend.world_size
             common.gauges["compression.residual_norm"] = norm
         before, after = (common.gauges[f"compression.bytes_{it}"] for it in ("before", "after"))
-        common.gauges["compression.ratio"] = after / before if before else 1.0
+        common.gauges["compression.ratio"] = after / (before or 1)
 
 
 def _add_messages(kind: Kind, value: Vector, backend: Backend, *, feedback: bool) -> Exchange:

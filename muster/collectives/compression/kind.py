@@ -16,6 +16,7 @@ from muster.collectives.errors import PeerRefused, Unsupported
 
 Vector: TypeAlias = NDArray[np.float32]
 Message: TypeAlias = NDArray[np.uint8]
+Layout: TypeAlias = Sequence[tuple[DTypeLike, int]]
 
 PIECE_ELEMENTS: Final = 16_384
 """64 KB: a piece and its temporaries stay in the second-level cache from pass to pass."""
@@ -52,8 +53,7 @@ class Kind(ABC):
         parts = [part.reshape(-1).view(np.uint8) for part in body]
         message = np.concatenate([np.zeros(_HEADER.size, np.uint8), *parts])
         digest = xxh3_64_intdigest(message[_HEADER.size :].data, is_finite)
-        facts = VERSION, self._code, flat.size, is_finite, digest
-        _HEADER.pack_into(message.data, 0, *facts)
+        _HEADER.pack_into(message.data, 0, *self._facts(flat), is_finite, digest)
         return message
 
     def add(self, data: Data | Message, out: Vector, factor: float = 1) -> None:
@@ -62,7 +62,7 @@ class Kind(ABC):
         if message.size < _HEADER.size:
             raise PeerRefused(f"a compressed gradient ends after {message.size} bytes: send it all")
         *facts, is_finite, digest = _HEADER.unpack_from(message.data)
-        body, expected = message[_HEADER.size :], [VERSION, self._code, out.size]
+        body, expected = message[_HEADER.size :], self._facts(out)
         if facts != expected:
             raise PeerRefused(
                 f"a compressed gradient is of (version, kind, elements) {facts}, not {expected}: "
@@ -81,6 +81,9 @@ class Kind(ABC):
         out[...] = 0
         self.add(data, out)
 
+    def _facts(self, array: Vector) -> list[int]:
+        return [VERSION, crc32(repr(self).encode()), array.size]
+
     @abstractmethod
     def encode_body(self, array: Vector) -> Sequence[NDArray[Any]]:
         """Return the parts of a message for finite elements, at least one."""
@@ -89,15 +92,11 @@ class Kind(ABC):
     def add_body(self, body: Message, out: Vector, factor: float) -> None:
         """Add what a body says, times `factor`. Its bytes may be anything."""
 
-    @property
-    def _code(self) -> int:
-        return crc32(repr(self).encode())
-
 
 class Dense(Kind):
     """A kind that has a code for each element, and encodes each piece by itself."""
 
-    layout: Sequence[tuple[DTypeLike, int]]
+    layout: Layout
     """Of each part of a body: its type, and how many elements one item is for."""
 
     @abstractmethod
@@ -110,21 +109,17 @@ class Dense(Kind):
 
     def encode_body(self, array: Vector) -> Sequence[NDArray[Any]]:
         parts = [np.empty(-(-array.size // per), dtype) for dtype, per in self.layout]
-        for piece in pieces_of(array.reshape(-1), *parts, per=self._per):
+        for piece in pieces_of(array.reshape(-1), *parts, layout=self.layout):
             self.encode_piece(*piece)
         return parts
 
     def add_body(self, body: Message, out: Vector, factor: float) -> None:
         parts = split(body, *((dtype, -(-out.size // per)) for dtype, per in self.layout))
         numbers, scale = np.empty(PIECE_ELEMENTS, np.float32), np.float32(factor)
-        for target, *codes in pieces_of(out.reshape(-1), *parts, per=self._per):
+        for target, *codes in pieces_of(out.reshape(-1), *parts, layout=self.layout):
             number = numbers[: target.size]
             self.decode_piece(number, *codes)
             np.add(target, number if factor == 1 else np.multiply(number, scale, number), target)
-
-    @property
-    def _per(self) -> list[int]:
-        return [1, *(per for _, per in self.layout)]
 
 
 @dataclass
@@ -150,15 +145,14 @@ def split(body: Message, *parts: tuple[DTypeLike, int]) -> list[NDArray[Any]]:
     return [piece.view(dtype) for piece, (dtype, _) in zip(pieces, parts, strict=True)]
 
 
-def pieces_of(*vectors: NDArray[Any], per: Sequence[int] = ()) -> Iterator[list[NDArray[Any]]]:
-    """Yield the same piece of each vector, one after another.
-
-    `per` says for how many elements an item of each vector is, if that is not one for all.
-    """
-    steps = [PIECE_ELEMENTS // it for it in per] or [PIECE_ELEMENTS] * len(vectors)
-    for number in range(-(-vectors[0].size // steps[0])):
-        cuts = [slice(number * step, (number + 1) * step) for step in steps]
-        yield [vector[cut] for vector, cut in zip(vectors, cuts, strict=True)]
+def pieces_of(
+    flat: NDArray[Any], *parts: NDArray[Any], layout: Layout = ((np.float32, 1),)
+) -> Iterator[list[NDArray[Any]]]:
+    """Yield the same piece of `flat` and of each part, one after another."""
+    steps = [PIECE_ELEMENTS, *(PIECE_ELEMENTS // per for _, per in layout)]
+    for number in range(-(-flat.size // PIECE_ELEMENTS)):
+        both = zip((flat, *parts), steps, strict=False)
+        yield [part[number * step : (number + 1) * step] for part, step in both]
 
 
 @dataclass

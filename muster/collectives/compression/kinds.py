@@ -52,7 +52,7 @@ def kind_of(compression: Compression, *, feedback: bool = False) -> Kind:
 
 def table_of(compression: Compression) -> dict[int, Compression]:
     """Return kinds by the least number of elements of an array, after a look at each."""
-    is_table = isinstance(compression, Mapping) and "kind" not in compression
+    is_table = isinstance(compression, Mapping) and all(isinstance(it, int) for it in compression)
     table = dict(compression) if is_table else {_LEAST_ELEMENTS: compression}
     for given in table.values():
         kind_of(given)
