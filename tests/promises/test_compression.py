@@ -25,7 +25,7 @@ SPECS: dict[str, Compression] = {
     "power_sgd": {"kind": "power_sgd", "rank": 1},
 }
 HEADER_BYTES = 20
-SHAPES = st.sampled_from([(1, 1), (3, 5), (1, 1024), (7, 147), (2, 3, 4), (1030, 17)])
+SHAPES = st.sampled_from([(1, 1), (3, 5), (1, 1024), (7, 147), (2, 3, 4), (1030, 170)])
 
 
 def array_of(seed: int, shape: tuple[int, ...], scale: int = 0) -> np.ndarray:
@@ -60,7 +60,7 @@ def test_dense_kinds_keep_to_their_bounds(seed: int, shape: tuple[int, ...], sca
 
 @given(
     seed=st.integers(0, 99),
-    size=st.integers(1, 40_000),
+    size=st.integers(1, 140_000),
     ratio=st.sampled_from([1e-9, 1e-3, 0.01, 0.3, 1.0]),
     levels=st.sampled_from([1, 3, 1000]),
 )
@@ -148,7 +148,7 @@ def test_damaged_messages_are_refused_and_add_nothing(spec: Compression) -> None
 def test_any_body_is_decoded_or_refused(spec: Compression, data: st.DataObject) -> None:
     """A peer that has the token may send anything, with the right digest."""
     kind, out = kind_of(spec), np.zeros((20, 20), np.float32)
-    size = sum(part.nbytes for part in kind.encode_body(array_of(1, out.shape)))
+    size = kind.encode_body(array_of(1, out.shape)).size
     body = data.draw(st.binary(min_size=size, max_size=size) | st.binary(max_size=2 * size))
     with np.errstate(all="ignore"):
         try:

@@ -18,8 +18,8 @@ Vector: TypeAlias = NDArray[np.float32]
 Message: TypeAlias = NDArray[np.uint8]
 Layout: TypeAlias = Sequence[tuple[DTypeLike, int]]
 
-PIECE_ELEMENTS: Final = 16_384
-"""64 KB: a piece and its temporaries stay in the second-level cache from pass to pass."""
+PIECE_ELEMENTS: Final = 65_536
+"""256 KB: pieces stay in the second-level cache from pass to pass, and calls of numpy are few."""
 
 VERSION: Final = 1
 
@@ -46,14 +46,15 @@ class Kind(ABC):
 
     def encode(self, array: Vector) -> Message:
         """Return a message for `array`, contiguous and of any shape."""
-        flat = array.reshape(-1)
-        is_finite = bool(np.isfinite(flat).all())
-        with np.errstate(all="ignore"):  # a sum that overflows is a result like any other
-            body = self.encode_body(array) if is_finite and flat.size else ()
-        parts = [part.reshape(-1).view(np.uint8) for part in body]
-        message = np.concatenate([np.zeros(_HEADER.size, np.uint8), *parts])
+        # Dense kinds look at each piece themselves, while it is in the cache.
+        is_finite = not array.size or isinstance(self, Dense) or bool(np.isfinite(array).all())
+        message = np.zeros(_HEADER.size, np.uint8)
+        if array.size and is_finite:
+            with np.errstate(all="ignore"):  # a sum that overflows is a result like any other
+                message = self.encode_body(array, _HEADER.size)
+            is_finite = message.size > _HEADER.size
         digest = xxh3_64_intdigest(message[_HEADER.size :].data, is_finite)
-        _HEADER.pack_into(message.data, 0, *self._facts(flat), is_finite, digest)
+        _HEADER.pack_into(message.data, 0, *self._facts(array), is_finite, digest)
         return message
 
     def add(self, data: Data | Message, out: Vector, factor: float = 1) -> None:
@@ -85,8 +86,8 @@ class Kind(ABC):
         return [VERSION, crc32(repr(self).encode()), array.size]
 
     @abstractmethod
-    def encode_body(self, array: Vector) -> Sequence[NDArray[Any]]:
-        """Return the parts of a message for finite elements, at least one."""
+    def encode_body(self, array: Vector, room: int = 0) -> Message:
+        """Return a body of finite elements, at least one, after `room` bytes for a header."""
 
     @abstractmethod
     def add_body(self, body: Message, out: Vector, factor: float) -> None:
@@ -107,19 +108,29 @@ class Dense(Kind):
     def decode_piece(self, out: Vector, *codes: NDArray[Any]) -> None:
         """Write what the codes of a piece say."""
 
-    def encode_body(self, array: Vector) -> Sequence[NDArray[Any]]:
-        parts = [np.empty(-(-array.size // per), dtype) for dtype, per in self.layout]
-        for piece in pieces_of(array.reshape(-1), *parts, layout=self.layout):
-            self.encode_piece(*piece)
-        return parts
+    def encode_body(self, array: Vector, room: int = 0) -> Message:
+        """Return nothing but the room if an element is not finite."""
+        parts = self._parts(array)
+        message = np.empty(
+            room + sum(np.dtype(it).itemsize * count for it, count in parts), np.uint8
+        )
+        codes = split(message[room:], *parts)
+        for piece, *code in pieces_of(array.reshape(-1), *codes, layout=self.layout):
+            if not np.isfinite(piece).all():
+                return message[:room]
+            self.encode_piece(piece, *code)
+        return message
 
     def add_body(self, body: Message, out: Vector, factor: float) -> None:
-        parts = split(body, *((dtype, -(-out.size // per)) for dtype, per in self.layout))
+        parts = split(body, *self._parts(out))
         numbers, scale = np.empty(PIECE_ELEMENTS, np.float32), np.float32(factor)
         for target, *codes in pieces_of(out.reshape(-1), *parts, layout=self.layout):
             number = numbers[: target.size]
             self.decode_piece(number, *codes)
             np.add(target, number if factor == 1 else np.multiply(number, scale, number), target)
+
+    def _parts(self, array: Vector) -> list[tuple[DTypeLike, int]]:
+        return [(dtype, -(-array.size // per)) for dtype, per in self.layout]
 
 
 @dataclass
@@ -134,6 +145,13 @@ class Float32(Dense):
 
     def decode_piece(self, out: Vector, *codes: NDArray[Any]) -> None:
         np.copyto(out, codes[0])
+
+
+def joined(room: int, *parts: NDArray[Any]) -> Message:
+    """Return the bytes of all parts after `room` others."""
+    return np.concatenate(
+        [np.zeros(room, np.uint8), *(it.reshape(-1).view(np.uint8) for it in parts)]
+    )
 
 
 def split(body: Message, *parts: tuple[DTypeLike, int]) -> list[NDArray[Any]]:

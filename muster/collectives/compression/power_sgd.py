@@ -6,12 +6,11 @@ One step of a power iteration a time, which begins with the result Q of the step
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from muster.collectives.compression.kind import Kind, Message, Vector, split
+from muster.collectives.compression.kind import Kind, Message, Vector, joined, split
 from muster.collectives.errors import Unsupported
 
 _TINY: Final = np.float32(1e-6)
@@ -48,10 +47,10 @@ class PowerSGD(Kind):
         product: Vector = matrix @ q
         return product
 
-    def encode_body(self, array: Vector) -> Sequence[NDArray[Any]]:
+    def encode_body(self, array: Vector, room: int = 0) -> Message:
         p = orthogonal(self.project(array))
         self.q = matrix_of(array).T @ p
-        return [p, self.q]
+        return joined(room, p, self.q)
 
     def add_body(self, body: Message, out: Vector, factor: float) -> None:
         matrix = matrix_of(out)

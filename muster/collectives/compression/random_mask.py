@@ -1,13 +1,11 @@
 """A random part of the elements, whose places are known to all: only values are sent."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.collectives.compression.kind import Message, Sparse, Vector, split
+from muster.collectives.compression.kind import Message, Sparse, Vector, joined, split
 
 
 @dataclass
@@ -22,13 +20,13 @@ class RandomMask(Sparse):
     is_scaled: bool = True
     _step: int = field(default=0, init=False, repr=False)
 
-    def encode_body(self, array: Vector) -> Sequence[NDArray[Any]]:
+    def encode_body(self, array: Vector, room: int = 0) -> Message:
         places, widths = self._places(array.size, self._step)
         values = array.reshape(-1)[places]
         if self.is_scaled:
             values *= widths
         self._step += 1
-        return [np.array([self._step - 1], np.uint64), values]
+        return joined(room, np.array([self._step - 1], np.uint64), values)
 
     def add_body(self, body: Message, out: Vector, factor: float) -> None:
         kept = self.kept_of(out.size)

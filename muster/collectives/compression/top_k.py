@@ -3,9 +3,8 @@
 Aji and Heafield, "Sparse communication for distributed gradient descent", 2017.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from muster.collectives.compression.kind import (
     Message,
     Sparse,
     Vector,
+    joined,
     pieces_of,
     split,
 )
@@ -46,13 +46,13 @@ class TopK(Sparse):
         if not isinstance(self.values, Dense):
             raise Unsupported(f"top_k has no values of {self.values!r}: use int8 or sign")
 
-    def encode_body(self, array: Vector) -> Sequence[NDArray[Any]]:
+    def encode_body(self, array: Vector, room: int = 0) -> Message:
         flat = array.reshape(-1)
         places = largest(flat, self.kept_of(flat.size))
         gaps = np.diff(places, prepend=-1) - 1
         long = gaps[gaps >= _ESCAPE].astype(np.uint32)
         short = np.minimum(gaps, _ESCAPE).astype(np.uint8)
-        return [short, long, *self.values.encode_body(flat[places])]
+        return joined(room, short, long, self.values.encode_body(flat[places]))
 
     def add_body(self, body: Message, out: Vector, factor: float) -> None:
         kept = self.kept_of(out.size)
