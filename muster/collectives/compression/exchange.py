@@ -103,19 +103,18 @@ class Average:
 
     def _average(self, flat: Vector) -> Generator[Any, Any, None]:
         common, value, kind = self._common, self._value, self._kinds[0]
-        mine = np.float32(1 / common.backend.world_size)
+        share = np.float32(1 / common.backend.world_size)
         feedback = common.feedback and kind is not None
         if not feedback:
             value[...] = 0
         parts = _split(value, self._shapes)
         for part, place in zip(parts, self._places, strict=True):
-            np.add(part, (flat[place] * mine).reshape(part.shape), out=part)
+            np.add(part, (flat[place] * share).reshape(part.shape), out=part)
         common.count("bytes_before", _ring_bytes(value, common.backend))
         if kind is None:
             total = yield value
         elif isinstance(kind, PowerSGD):
-            total = yield from _add_products(self._kinds, parts)
-            value -= total * mine
+            total = yield from _add_products(self._kinds, parts, feedback=feedback)
         else:
             add = _add_slices if kind.rounds_sums else _add_messages
             total = yield from add(kind, value, common.backend, feedback=feedback)
@@ -165,12 +164,20 @@ def _add_slices(kind: Kind, value: Vector, backend: Backend, *, feedback: bool) 
     return total
 
 
-def _add_products(kinds: Sequence[PowerSGD], arrays: Sequence[Vector]) -> Exchange:
-    """Add the left factors of all ranks, and the right ones that belong to their sum."""
+def _add_products(
+    kinds: Sequence[PowerSGD], arrays: Sequence[Vector], *, feedback: bool
+) -> Exchange:
+    """Add the left factors of all ranks, and the right ones that belong to their sum.
+
+    A rank keeps what its own right factor does not say. The paper's is the difference to the mean,
+    which also adds up to what was not sent, but grows with each step where ranks' data differ.
+    """
     own = [kind.project(array) for kind, array in zip(kinds, arrays, strict=True)]
     total = yield _flat(own)
     left = [orthogonal(p) for p in _split(total, [it.shape for it in own])]
     own = [matrix_of(array).T @ p for array, p in zip(arrays, left, strict=True)]
+    for array, p, q in zip(arrays, left, own, strict=True) if feedback else ():
+        np.subtract(array, (p @ q.T).reshape(array.shape), out=array)
     right = _split((yield _flat(own)), [it.shape for it in own])
     for kind, q in zip(kinds, right, strict=True):
         kind.q = q

@@ -110,31 +110,18 @@ round_bf16 = partial(_round, encode_bf16, decode_bf16)
 
 
 @dataclass
-class Fp16(Dense):
-    """IEEE binary16, within 2^-11 of each element from 2^-14 to 65,504; 2 bytes an element."""
+class Half(Dense):
+    """2 bytes an element. "fp16" is within 2^-11 of each from 2^-14 to 65,504, "bf16" 2^-8."""
 
+    name: str
     rounds_sums = True
     layout = ((np.uint16, 1),)
 
     def encode_piece(self, piece: Vector, *codes: NDArray[Any]) -> None:
-        encode_fp16(piece, codes[0])
+        (encode_fp16 if self.name == "fp16" else encode_bf16)(piece, codes[0])
 
     def decode_piece(self, out: Vector, *codes: NDArray[Any]) -> None:
-        decode_fp16(codes[0], out)
-
-
-@dataclass
-class Bf16(Dense):
-    """The upper half of a float32, within 2^-8 of each element; 2 bytes an element."""
-
-    rounds_sums = True
-    layout = ((np.uint16, 1),)
-
-    def encode_piece(self, piece: Vector, *codes: NDArray[Any]) -> None:
-        encode_bf16(piece, codes[0])
-
-    def decode_piece(self, out: Vector, *codes: NDArray[Any]) -> None:
-        decode_bf16(codes[0], out)
+        (decode_fp16 if self.name == "fp16" else decode_bf16)(codes[0], out)
 
 
 @cache

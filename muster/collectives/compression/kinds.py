@@ -1,10 +1,11 @@
 """Kinds by name, and the kind of each array of a model by its size."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import prod
 from typing import Any, Final, TypeAlias
 
-from muster.collectives.compression.half import Bf16, Fp16
+from muster.collectives.compression.half import Half
 from muster.collectives.compression.int8 import Int8
 from muster.collectives.compression.kind import Float32, Kind
 from muster.collectives.compression.power_sgd import PowerSGD
@@ -15,8 +16,8 @@ from muster.collectives.errors import Unsupported
 
 KINDS: Final[Mapping[str, Callable[..., Kind]]] = {
     "float32": Float32,
-    "fp16": Fp16,
-    "bf16": Bf16,
+    "fp16": partial(Half, "fp16"),
+    "bf16": partial(Half, "bf16"),
     "int8": Int8,
     "sign": Sign,
     "top_k": TopK,
@@ -68,7 +69,7 @@ def kind_of_array(
     that a product of the rank would not make smaller.
     """
     given = [it for least, it in table.items() if least <= prod(shape)]
-    if not given or (len(shape) == 1 and prod(shape) < _VECTOR_ELEMENTS):
+    if not given or (len(shape) <= 1 and prod(shape) < _VECTOR_ELEMENTS):
         return None
     kind = kind_of(given[-1], feedback=feedback)
     return None if isinstance(kind, PowerSGD) and not kind.saves(shape) else kind
