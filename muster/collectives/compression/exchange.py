@@ -116,8 +116,7 @@ class Average:
         elif isinstance(kind, PowerSGD):
             total = yield from _add_products(self._kinds, parts, feedback=feedback)
         else:
-            add = _add_slices if kind.rounds_sums else _add_messages
-            total = yield from add(kind, value, common.backend, feedback=feedback)
+            total = yield from _add_messages(kind, value, common.backend, feedback=feedback)
         for place, part in zip(self._places, _split(total, self._shapes), strict=True):
             flat[place] = part.reshape(-1)
         if feedback:
@@ -132,35 +131,30 @@ class Average:
 
 
 def _add_messages(kind: Kind, value: Vector, backend: Backend, *, feedback: bool) -> Exchange:
-    """Send a message to all, and add those of all in rank order."""
-    message, total = kind.encode(value), np.zeros_like(value)
-    if feedback:
-        kind.add(message, value, -1)
-    for received in (yield [message] * backend.world_size):
-        kind.add(received, total)
-    return total
+    """Add the messages of all ranks, in rank order.
 
-
-def _add_slices(kind: Kind, value: Vector, backend: Backend, *, feedback: bool) -> Exchange:
-    """Let each rank add a slice, in rank order, and send its sum to all.
-
-    The sum is rounded again; the rank that added keeps what that loses.
+    If the sum may be rounded again, each rank adds a slice and sends its sum to all; it keeps what
+    that rounding loses. Otherwise each adds all.
     """
-    slices = [slice(*bounds) for bounds in ranges(value.size, backend.world_size)]
-    messages = [kind.encode(value[part]) for part in slices]
+    size, world_size = value.size, backend.world_size
+    bounds = ranges(size, world_size) if kind.rounds_sums else [(0, size)]
+    slices = [value[start:stop] for start, stop in bounds]
+    messages = [kind.encode(part) for part in slices]
     if feedback:
         for part, message in zip(slices, messages, strict=True):
-            kind.add(message, value[part], -1)
-    own = value[slices[backend.rank]]
-    added, total = np.zeros_like(own), np.zeros_like(value)
-    for received in (yield messages):
+            kind.add(message, part, -1)
+    own = slices[backend.rank if kind.rounds_sums else 0]
+    added = np.zeros_like(own)
+    for received in (yield messages if kind.rounds_sums else messages * world_size):
         kind.add(received, added)
-    message = kind.encode(added)
+    if not kind.rounds_sums:
+        return added
+    message, total = kind.encode(added), np.zeros_like(value)
     if feedback:
         own += added
         kind.add(message, own, -1)
-    for part, received in zip(slices, (yield [message] * backend.world_size), strict=True):
-        kind.add(received, total[part])
+    for (start, stop), received in zip(bounds, (yield [message] * world_size), strict=True):
+        kind.add(received, total[start:stop])
     return total
 
 
