@@ -637,6 +637,13 @@ def over_gloo() -> dict[str, Any]:
             result["sizes"] = (error.expected, error.got)
         result["message"] = bytes(backend.recv((rank + 1) % 2, 5))
         backend.barrier()
+        second = muster.torch.TorchBackend()  # over the same group, while the first one is used
+        second.send((rank + 1) % 2, b"second")
+        backend.send((rank + 1) % 2, b"first")
+        result["both"] = [
+            bytes(it.recv((rank + 1) % 2, size)) for it, size in ((backend, 5), (second, 6))
+        ]
+        second.close()
         backend.close()
         return result
 

@@ -64,7 +64,8 @@ class CompressionState:
                 future.set_exception(error)
 
         self._thread.submit(run)
-        return future
+        # DDP would take an exception for a tensor; a callback that raises fails its own future.
+        return future.then(lambda ended: ended.value())
 
 
 def compression_hook(

@@ -101,6 +101,7 @@ def test_hook_fails_when_a_rank_dies(backend: str, tmp_path: Path) -> None:
     first, second = run_ranks(hook_with_a_death, 2, tmp_path / "store", backend)
     assert second == KILLED
     assert first != "it went on"  # gloo and we have several words for it
+    assert "Unable to cast" not in first, "an exception is no tensor"
 
 
 @pytest.mark.parametrize(
@@ -211,6 +212,7 @@ def test_our_collectives_run_over_gloo(tmp_path: Path) -> None:
             "timeout": 0.05,
             "sizes": (4, 5),
             "message": b"five!",
+            "both": [b"first", b"second"],
         }
 
 
