@@ -21,7 +21,7 @@ from muster.torch.distributed.backend import TorchBackend
 class CompressionState:
     """What `compression_hook` keeps: a backend over `group`, and each rank's residuals.
 
-    All ranks make one together. Close it before the group is destroyed.
+    All ranks make one together, for each model another. Close it before the group is destroyed.
     """
 
     def __init__(
@@ -50,11 +50,12 @@ class CompressionState:
         if known is None or known[0] != shapes:  # DDP makes new buckets after the first step
             known = self._buckets[bucket.index()] = shapes, self._common.averages_of(shapes)
         averages = known[1]
+        # The buffer itself, unless it is a GPU's. Here, as only this thread has the right stream.
+        host = buffer.cpu()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
         def run() -> None:
             try:
-                host = buffer.cpu()  # the buffer itself, unless it is a GPU's
                 for average in averages:
                     average.start(host.numpy())
                 for average in averages:
