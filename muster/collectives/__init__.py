@@ -14,6 +14,7 @@ routes.py           who sends what to whom, as data; planning/, explain.py: what
 engine.py           plays a route on a backend
 errors.py           what all of them raise
 data_parallel.py    averages gradients while they are computed
+compression/        gradients in fewer bytes, one file a kind
 reduction/          the fixed tree of managed jobs
 """
 

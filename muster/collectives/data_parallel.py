@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from muster.collectives.backend import TIMEOUT_SECONDS, Backend
+from muster.collectives.compression.exchange import Average, Compressor
 from muster.collectives.engine import Array
 from muster.collectives.errors import SizeMismatch, Unsupported
 from muster.collectives.operation_queue import Handle
@@ -32,6 +33,10 @@ class DataParallel:
             gradients = parallel.finish()
 
     All ranks begin with the parameters of rank 0. Tensors have to be in the memory of the host.
+
+    `compression` sends gradients of float32 in fewer bytes, those of biases and norms excepted: a
+    name such as "int8", or what `muster.collectives.compression.kinds` describes. With `feedback`
+    what a rank did not send is added to its next gradient; it is lost with the rank.
     """
 
     def __init__(
@@ -39,6 +44,8 @@ class DataParallel:
         parameters: Any,  # noqa: ANN401  arrays, tensors or a module of torch
         backend: Backend,
         *,
+        compression: Any = None,  # noqa: ANN401  a name or a mapping
+        feedback: bool = True,
         bucket_bytes: int = BUCKET_BYTES,
         timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
@@ -51,6 +58,10 @@ class DataParallel:
         arrays = [_array_of(parameter) for parameter in self._parameters]
         dtypes = [_dtype_of(parameter) for parameter in self._parameters]
         self._buckets = _buckets_of(arrays, dtypes, bucket_bytes)
+        if compression is not None:
+            common = Compressor(backend, compression, feedback, timeout_seconds)
+            for bucket in self._buckets:
+                bucket.compress(common, arrays)
         self._bucket_of = {number: bucket for bucket in self._buckets for number in bucket.numbers}
         self._started = 0
         self._gradients: dict[int, Any] = {}
@@ -153,8 +164,17 @@ class _Bucket:
         parts = np.split(self._flat, np.cumsum(sizes)[:-1])
         self.parts: dict[int, Array] = dict(zip(numbers, parts, strict=True))
         self._handle: Handle[Array] | None = None
+        self._averages: list[Average] = []
+
+    def compress(self, common: Compressor, arrays: Sequence[Array]) -> None:
+        if self._flat.dtype == np.float32:
+            self._averages = common.averages_of([arrays[number].shape for number in self.numbers])
 
     def start(self, backend: Backend, timeout_seconds: float) -> None:
+        for average in self._averages:
+            average.start(self._flat)
+        if self._averages:
+            return
         self._handle = all_reduce(
             backend,
             self._flat,
@@ -165,6 +185,8 @@ class _Bucket:
         )
 
     def wait(self) -> None:
+        for average in self._averages:
+            average.finish()
         if self._handle is not None:
             self._handle.wait()
 

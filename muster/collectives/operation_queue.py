@@ -70,6 +70,8 @@ class OperationQueue:
 
     def __init__(self) -> None:
         self.counts: defaultdict[str, _Counts] = defaultdict(_Counts)
+        self.gauges: dict[str, float] = {}
+        """Further counters, by their whole name."""
         self.scratch = Scratch()
         self._lock = threading.Lock()
         self._turn = threading.Condition(self._lock)
@@ -183,14 +185,20 @@ def counters(backend: Backend) -> dict[str, float]:
     """Return how often each operation completed and failed, how long it took and its bytes.
 
     Keys such as ``all_reduce.completed``, ``.failed``, ``.duration_ms`` and ``.bytes_processed``;
-    those of the transport beside them, such as ``network.bytes_sent``.
+    those of the transport beside them, such as ``network.bytes_sent``; and, of `DataParallel`,
+    ``compression.bytes_before``, ``.bytes_after``, ``.ratio``, ``.duration_ms`` and
+    ``.residual_norm``.
     """
-    counts = queue_of(backend).counts
-    return backend.counters() | {
-        f"{operation}.{name}": value
-        for operation, count in list(counts.items())
-        for name, value in asdict(count).items()
-    }
+    queue = queue_of(backend)
+    return (
+        backend.counters()
+        | {
+            f"{operation}.{name}": value
+            for operation, count in list(queue.counts.items())
+            for name, value in asdict(count).items()
+        }
+        | queue.gauges
+    )
 
 
 def collective(

@@ -21,9 +21,11 @@ work.py           the tensors of its operations, and what these return
 connect.py        how the ranks of such a group meet
 store.py          ``init_method="muster://"``: they are those that `muster.mesh` has discovered
 backend.py        our collectives over a group that torch already has
+compression.py    a hook of DistributedDataParallel: gradients in fewer bytes
 """
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 try:
     import torch  # first, for an error that says what to do
@@ -41,16 +43,23 @@ from muster.torch.sampler import sampler
 
 if TYPE_CHECKING:
     from muster.torch.distributed.backend import TorchBackend as TorchBackend
+    from muster.torch.distributed.compression import CompressionState as CompressionState
+    from muster.torch.distributed.compression import compression_hook as compression_hook
 
-__all__ = ["Run", "TorchBackend", "join", "sampler"]
+__all__ = ["CompressionState", "Run", "TorchBackend", "compression_hook", "join", "sampler"]
+
+_LAZY: Final = {
+    "CompressionState": "compression",
+    "TorchBackend": "backend",
+    "compression_hook": "compression",
+}
+"""Few scripts need them."""
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  a module attribute can be anything
-    if name != "TorchBackend":
+    if name not in _LAZY:
         raise AttributeError(f"module 'muster.torch' has no attribute {name!r}")
-    from muster.torch.distributed.backend import TorchBackend  # noqa: PLC0415  few scripts need it
-
-    return TorchBackend
+    return getattr(import_module(f"muster.torch.distributed.{_LAZY[name]}"), name)
 
 
 def _create_group(options: Any, more: Any) -> Any:  # noqa: ANN401  torch's

@@ -19,7 +19,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import muster.torch
-from muster.collectives import all_gather, all_reduce
+from muster.collectives import all_gather, all_reduce, counters
+from muster.collectives.compression.kinds import Compression
 from muster.collectives.data_parallel import DataParallel
 from muster.collectives.errors import ChannelClosed, SizeMismatch, Timeout
 from muster.mesh import MeshBackend, PeerGone, discover
@@ -467,6 +468,49 @@ def trained(backend: str, kind: str) -> list[list[float]]:
         return [it.flatten().tolist() for it in whole]
 
 
+def compressed(backend: str, compression: Compression, dtype: torch.dtype) -> dict[str, Any]:
+    """Return losses, parameters and the ratio of DDP with our hook."""
+    with default_group(backend) as rank:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Linear(30, 20)).to(dtype)
+        net = DistributedDataParallel(model)
+        KEPT.append(net)
+        state = muster.torch.CompressionState(compression)
+        net.register_comm_hook(state, muster.torch.compression_hook)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.3)
+        torch.manual_seed(rank)
+        losses = []
+        for _ in range(40):
+            optimizer.zero_grad()
+            inputs = torch.randn(32, 20, dtype=dtype)
+            loss = (net(inputs) - inputs).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        ratio = counters(state.backend).get("compression.ratio")
+        state.close()
+        found = [it.flatten().tolist() for it in model.parameters()]
+        return {"losses": losses, "parameters": found, "ratio": ratio}
+
+
+def hook_with_a_death(backend: str) -> str:
+    """Return the error of a rank that survives while another one is killed in a step."""
+    with default_group(backend) as rank:
+        net = DistributedDataParallel(torch.nn.Linear(20, 20))
+        KEPT.append(net)
+        state = muster.torch.CompressionState("int8")
+        KEPT.append(state)
+        net.register_comm_hook(state, muster.torch.compression_hook)
+        net(torch.ones(1, 20)).sum().backward()
+        if rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            net(torch.ones(1, 20)).sum().backward()
+        except RuntimeError as error:
+            return str(error)
+        return "it went on"
+
+
 def callbacks_that_wait(backend: str) -> list[float]:
     """Return the sum of sums that callbacks of callbacks waited for."""
     with default_group(backend):
@@ -593,6 +637,13 @@ def over_gloo() -> dict[str, Any]:
             result["sizes"] = (error.expected, error.got)
         result["message"] = bytes(backend.recv((rank + 1) % 2, 5))
         backend.barrier()
+        second = muster.torch.TorchBackend()  # over the same group, while the first one is used
+        second.send((rank + 1) % 2, b"second")
+        backend.send((rank + 1) % 2, b"first")
+        result["both"] = [
+            bytes(it.recv((rank + 1) % 2, size)) for it, size in ((backend, 5), (second, 6))
+        ]
+        second.close()
         backend.close()
         return result
 

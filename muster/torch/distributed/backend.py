@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from queue import Empty, Queue, SimpleQueue
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from muster.collectives.transports.streams import CHUNK_BYTES, Stream, beginning
 from muster.torch.distributed.connect import host_identity
 
 _TAG: Final = 0x6D757374
-"""Of all messages, so that they never match those of the user in the same group."""
+"""Tags of messages are larger, so that they never match those of the user in the same group."""
 
 _FOREVER: Final = timedelta(days=365)
 """A peer may have nothing to say for longer than the group's timeout."""
@@ -34,6 +34,8 @@ class TorchBackend(MessageBackend):
 
     Its data is on the host. Close it before the group is destroyed.
     """
+
+    _last_tag: ClassVar[int] = _TAG
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         """Use `group`, or the default one.
@@ -51,11 +53,15 @@ class TorchBackend(MessageBackend):
                 f"a group with {config} cannot send from the host: use "
                 "init_process_group('cpu:gloo,cuda:nccl')"
             )
-        hosts: list[str] = [""] * world_size
-        dist.all_gather_object(hosts, host_identity() or f"rank {rank}", group=group)
+        own, known = host_identity() or f"rank {rank}", [("", 0)] * world_size
+        dist.all_gather_object(known, (own, TorchBackend._last_tag), group=group)
+        hosts = [host for host, _ in known]
+        # Larger than that of any backend before: messages of two over one group must not match.
+        tag = TorchBackend._last_tag = 1 + max(tag for _, tag in known)
         members = group or dist.group.WORLD
         peers = [peer for peer in range(world_size) if peer != rank]
-        super().__init__(rank, world_size, {peer: _TorchStream(peer, members) for peer in peers})
+        streams = {peer: _TorchStream(peer, members, tag) for peer in peers}
+        super().__init__(rank, world_size, streams)
         self.hosts = tuple(hosts.index(host) for host in hosts)
 
     def supports(self, device: str | torch.device) -> bool:
@@ -72,8 +78,9 @@ class _TorchStream(Stream):
 
     alignment = ELEMENT_BYTES
 
-    def __init__(self, peer: int, group: dist.ProcessGroup) -> None:
+    def __init__(self, peer: int, group: dist.ProcessGroup, tag: int) -> None:
         self.peer = peer
+        self._tag = tag
         self._group = group
         self._outgoing: SimpleQueue[torch.Tensor] = SimpleQueue()
         self._unsent: deque[torch.Tensor] = deque()
@@ -148,5 +155,5 @@ class _TorchStream(Stream):
         self._is_over = True
 
     def _finish(self, start: Any, tensor: torch.Tensor) -> torch.Tensor:  # noqa: ANN401  send, recv
-        start([tensor], self.peer, _TAG).wait(_FOREVER)
+        start([tensor], self.peer, self._tag).wait(_FOREVER)
         return tensor

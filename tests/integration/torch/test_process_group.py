@@ -4,17 +4,20 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
+from muster.collectives.compression.kinds import Compression
 from tests.support.torch_ranks import (
     KILLED,
     at_home,
     callbacks_that_wait,
     columns,
+    compressed,
     death_over_gloo,
     different_operations,
     groups_of_some,
     groups_one_after_the_other,
+    hook_with_a_death,
     late_rank,
     messages_in_a_ring,
     met_anew,
@@ -64,6 +67,41 @@ use the same size on both ends
 def test_operations_equal_those_of_gloo(backend: str, world_size: int, tmp_path: Path) -> None:
     different = run_ranks(different_operations, world_size, tmp_path / "store", backend)
     assert different == [[]] * world_size
+
+
+@pytest.mark.parametrize(
+    ("compression", "most"),
+    [
+        ("int8", 0.4),
+        ({"kind": "top_k", "ratio": 0.1, "values": "int8"}, 0.3),
+        ({"kind": "power_sgd", "rank": 2}, 0.3),
+    ],
+    ids=str,
+)
+def test_hook_of_ddp_trains_alike_over_both_groups(
+    compression: Compression, most: float, tmp_path: Path
+) -> None:
+    found = [
+        run_ranks(compressed, 2, tmp_path / backend, backend, compression, torch.float32)
+        for backend in ("gloo", "muster")
+    ]
+    assert len({str(rank["parameters"]) for ranks in found for rank in ranks}) == 1
+    assert all(rank["losses"][-1] < rank["losses"][0] / 3 for ranks in found for rank in ranks)
+    assert 0.01 < found[0][0]["ratio"] < most
+
+
+def test_hook_leaves_other_types_to_torch(tmp_path: Path) -> None:
+    first, second = run_ranks(compressed, 2, tmp_path / "store", "gloo", "int8", torch.float64)
+    assert first["parameters"] == second["parameters"]
+    assert first["ratio"] is None
+
+
+@pytest.mark.parametrize("backend", ["gloo", "muster"])
+def test_hook_fails_when_a_rank_dies(backend: str, tmp_path: Path) -> None:
+    first, second = run_ranks(hook_with_a_death, 2, tmp_path / "store", backend)
+    assert second == KILLED
+    assert first != "it went on"  # gloo and we have several words for it
+    assert "Unable to cast" not in first, "an exception is no tensor"
 
 
 @pytest.mark.parametrize(
@@ -174,6 +212,7 @@ def test_our_collectives_run_over_gloo(tmp_path: Path) -> None:
             "timeout": 0.05,
             "sizes": (4, 5),
             "message": b"five!",
+            "both": [b"first", b"second"],
         }
 
 
