@@ -32,8 +32,12 @@ _HEADINGS: Final = ("bytes", "ratio", "encode ms", "decode ms", "error", "cosine
 def main(arguments: Sequence[str]) -> None:
     path, *given = arguments or sys.exit(__doc__)
     try:
-        arrays = [it.astype(np.float32) for it in load_file(path).values() if it.dtype.kind == "f"]
-        asked = [json.loads(it) if it.startswith("{") else it for it in given]
+        arrays = [
+            array.astype(np.float32)
+            for array in load_file(path).values()
+            if array.dtype.kind == "f"
+        ]
+        asked = [json.loads(kind) if kind.startswith("{") else kind for kind in given]
         click.echo(("{:>14}" + "{:>11}" * 5 + "  kind").format(*_HEADINGS))
         for compression in asked or TRIED:
             name = compression if isinstance(compression, str) else json.dumps(compression)
@@ -56,7 +60,9 @@ def measure(compression: Compression, arrays: Sequence[Vector]) -> list[Any]:
         times += encoded - started, time.perf_counter() - encoded
         sent += message.nbytes
         outs.append(out)
-    before, after = (np.concatenate([it.reshape(-1) for it in them]) for them in (arrays, outs))
+    before, after = (
+        np.concatenate([array.reshape(-1) for array in some]) for some in (arrays, outs)
+    )
     length, error = np.linalg.norm(before), np.linalg.norm(after - before)
     cosine = np.dot(before, after) / (length * np.linalg.norm(after) or np.inf)
     return [sent, sent / before.nbytes, *(times * 1e3), error / (length or 1), cosine]

@@ -96,7 +96,7 @@ class Average:
         if is_sum := not isinstance(wanted, list):
             sent = _ring_bytes(wanted, backend)
         else:
-            sent = sum(it.nbytes for it in wanted) - wanted[backend.rank].nbytes
+            sent = sum(message.nbytes for message in wanted) - wanted[backend.rank].nbytes
         self._common.count("bytes_after", sent)
         run, seconds = all_reduce if is_sum else all_to_all, self._common.timeout_seconds
         return run(backend, wanted, timeout_seconds=seconds, async_op=True)
@@ -124,9 +124,11 @@ class Average:
             if not math.isfinite(square):  # after NaN, or a sum that overflowed
                 value[...] = square = 0
             self.square = square
-            norm = math.sqrt(sum(it.square for it in common.averages)) * common.backend.world_size
+            norm = (
+                math.sqrt(sum(each.square for each in common.averages)) * common.backend.world_size
+            )
             common.gauges["compression.residual_norm"] = norm
-        before, after = (common.gauges[f"compression.bytes_{it}"] for it in ("before", "after"))
+        before, after = (common.gauges[f"compression.bytes_{when}"] for when in ("before", "after"))
         common.gauges["compression.ratio"] = after / (before or 1)
 
 
@@ -168,11 +170,11 @@ def _add_products(
     """
     own = [kind.project(array) for kind, array in zip(kinds, arrays, strict=True)]
     total = yield _flat(own)
-    left = [orthogonal(p) for p in _split(total, [it.shape for it in own])]
+    left = [orthogonal(p) for p in _split(total, [factor.shape for factor in own])]
     own = [matrix_of(array).T @ p for array, p in zip(arrays, left, strict=True)]
     for array, p, q in zip(arrays, left, own, strict=True) if feedback else ():
         np.subtract(array, (p @ q.T).reshape(array.shape), out=array)
-    right = _split((yield _flat(own)), [it.shape for it in own])
+    right = _split((yield _flat(own)), [factor.shape for factor in own])
     for kind, q in zip(kinds, right, strict=True):
         kind.q = q
     return _flat([p @ q.T for p, q in zip(left, right, strict=True)])

@@ -112,7 +112,7 @@ class Dense(Kind):
         """Return nothing but the room if an element is not finite."""
         parts = self._parts(array)
         message = np.empty(
-            room + sum(np.dtype(it).itemsize * count for it, count in parts), np.uint8
+            room + sum(np.dtype(dtype).itemsize * count for dtype, count in parts), np.uint8
         )
         codes = split(message[room:], *parts)
         for piece, *code in pieces_of(array.reshape(-1), *codes, layout=self.layout):
@@ -150,7 +150,7 @@ class Float32(Dense):
 def joined(room: int, *parts: NDArray[Any]) -> Message:
     """Return the bytes of all parts after `room` others."""
     return np.concatenate(
-        [np.zeros(room, np.uint8), *(it.reshape(-1).view(np.uint8) for it in parts)]
+        [np.zeros(room, np.uint8), *(part.reshape(-1).view(np.uint8) for part in parts)]
     )
 
 

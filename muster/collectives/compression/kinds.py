@@ -53,7 +53,7 @@ def kind_of(compression: Compression, *, feedback: bool = False) -> Kind:
 
 def table_of(compression: Compression) -> dict[int, Compression]:
     """Return kinds by the least number of elements of an array, after a look at each."""
-    is_table = isinstance(compression, Mapping) and all(isinstance(it, int) for it in compression)
+    is_table = isinstance(compression, Mapping) and all(isinstance(key, int) for key in compression)
     table = dict(compression) if is_table else {_LEAST_ELEMENTS: compression}
     for given in table.values():
         kind_of(given)
@@ -68,7 +68,7 @@ def kind_of_array(
     Arrays of few elements stay whole, those of one dimension up to a larger number, and matrices
     that a product of the rank would not make smaller.
     """
-    given = [it for least, it in table.items() if least <= prod(shape)]
+    given = [kind for least, kind in table.items() if least <= prod(shape)]
     if not given or (len(shape) <= 1 and prod(shape) < _VECTOR_ELEMENTS):
         return None
     kind = kind_of(given[-1], feedback=feedback)

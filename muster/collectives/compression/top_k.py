@@ -86,7 +86,7 @@ def largest(flat: Vector, count: int) -> NDArray[np.intp]:
         threshold = sample[-wanted] if wanted <= sample.size else np.uint32(0)
         pieces = enumerate(pieces_of(magnitudes))
         masks = ((number, (piece & _MAGNITUDE) >= threshold) for number, (piece,) in pieces)
-        found = np.concatenate([np.flatnonzero(it) + n * PIECE_ELEMENTS for n, it in masks])
+        found = np.concatenate([np.flatnonzero(mask) + n * PIECE_ELEMENTS for n, mask in masks])
         wanted *= 2
     candidates = magnitudes[found] & _MAGNITUDE
     least = np.partition(candidates, -count)[-count]

@@ -45,7 +45,7 @@ class CompressionState:
 
     def submit(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Average a bucket in the background."""
-        shapes = tuple(tuple(it.shape) for it in bucket.gradients())
+        shapes = tuple(tuple(gradient.shape) for gradient in bucket.gradients())
         buffer, known = bucket.buffer(), self._buckets.get(bucket.index())
         if known is None or known[0] != shapes:  # DDP makes new buckets after the first step
             known = self._buckets[bucket.index()] = shapes, self._common.averages_of(shapes)
