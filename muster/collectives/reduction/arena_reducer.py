@@ -14,7 +14,8 @@ A rank that leaves the group during a call may write to its slots while others s
 detect it at the end (`Flags.confirm`) and discard the sum.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -23,7 +24,13 @@ from numpy.typing import NDArray
 from muster.collectives.backend import TIMEOUT_SECONDS
 from muster.collectives.deadline import Deadline
 from muster.collectives.reduction.reducer import Vector
-from muster.collectives.reduction.summation import add_piece, add_up, plan_of, quiet_context
+from muster.collectives.reduction.summation import (
+    Adder,
+    add_piece,
+    plan_of,
+    quiet_context,
+    tree_adder,
+)
 from muster.collectives.reduction.tree import Block, BlockAssignment
 from muster.collectives.transports.arena import PUBLISHED, SUMMED, map_memory
 from muster.collectives.transports.flags import Flags
@@ -43,18 +50,25 @@ class ArenaReducer:
     same call, or until the rank joins a new generation.
     """
 
-    def __init__(self, flags: Flags, result_descriptor: int) -> None:
+    def __init__(
+        self,
+        flags: Flags,
+        result_descriptor: int,
+        adder_of: Callable[[Sequence[Block]], Adder] | None = None,
+    ) -> None:
         """`result_descriptor` is the memfd that all ranks of the group share.
 
-        The caller keeps it and may close it. Raises `TransportFailed`.
+        The caller keeps it and may close it. `adder_of` says how blocks are added up, by default
+        as they are. Raises `TransportFailed`.
         """
         geometry = flags.own.geometry
         self._flags = flags
+        self._adder_of = adder_of
         self.slots = flags.own.slots
         self._result = (
             np.empty(geometry.elements, np.float32)
             if geometry.is_short
-            else _shared_vector(result_descriptor, geometry.elements)
+            else shared_vector(result_descriptor, geometry.elements)
         )
         # Callers get the shared memory without a copy; a store to it would change all ranks' sums.
         self._view = self._result.view()
@@ -82,19 +96,26 @@ class ArenaReducer:
                 f"group has {world_size} ranks with {slot_count} slots each"
             )
         strategy = _SumAlone if self._flags.own.geometry.is_short else _SumTogether
-        self._sum = strategy(self._flags, assignment, self._result)
+        self._sum = strategy(self._flags, assignment, self._result, self._adder_of)
         self._assignment = assignment
 
 
 class _SumTogether:
     """Each rank sums its part of the elements into the shared result."""
 
-    def __init__(self, flags: Flags, assignment: BlockAssignment, result: Vector) -> None:
+    def __init__(
+        self,
+        flags: Flags,
+        assignment: BlockAssignment,
+        result: Vector,
+        adder_of: Callable[[Sequence[Block]], Adder] | None,
+    ) -> None:
         self._flags = flags
-        self._plan = plan_of([block for blocks in assignment for block in blocks])
+        blocks = [block for blocks in assignment for block in blocks]
+        self._add = (adder_of or tree_adder)(blocks)
         part = part_of(result.size, flags.rank, flags.world_size)
         self._operands = _rows([arena.slots[:, part] for arena in flags.arenas], assignment)
-        self._target = result[part]
+        self._target, self._start = result[part], part.start
         self._summed = 0
 
     def run(self, call: int, timeout_seconds: float) -> None:
@@ -103,7 +124,7 @@ class _SumTogether:
         flags.wait_for_all(PUBLISHED, call, deadline)  # before the loads from others
         # Else the call was interrupted after this. Others may have passed it and write their slots.
         if self._summed != call:
-            add_up(self._plan, self._operands, self._target)
+            self._add(self._operands, self._target, self._start)
             self._summed = call
             flags.raise_to(SUMMED, call)
         flags.wait_for_all(SUMMED, call, deadline)
@@ -113,13 +134,27 @@ class _SumTogether:
 class _SumAlone:
     """Each rank sums everything, from the halves of this call."""
 
-    def __init__(self, flags: Flags, assignment: BlockAssignment, result: Vector) -> None:
+    def __init__(
+        self,
+        flags: Flags,
+        assignment: BlockAssignment,
+        result: Vector,
+        adder_of: Callable[[Sequence[Block]], Adder] | None,
+    ) -> None:
         self._flags = flags
-        self._plan = plan_of([block for blocks in assignment for block in blocks])
+        blocks = [block for blocks in assignment for block in blocks]
         halves = [[arena.halves[half] for arena in flags.arenas] for half in (0, 1)]
-        scratch = np.empty((self._plan.temporaries, result.size), np.float32)
-        self._buffers = [[*_rows(half, assignment), result, *scratch] for half in halves]
-        self._quiet = quiet_context()
+        rows = [_rows(half, assignment) for half in halves]
+        self._adds: list[Callable[[], None]]
+        if adder_of is None:
+            plan, quiet = plan_of(blocks), quiet_context()
+            scratch = np.empty((plan.temporaries, result.size), np.float32)
+            self._adds = [
+                partial(quiet.run, add_piece, plan, [*half, result, *scratch]) for half in rows
+            ]
+        else:
+            add = adder_of(blocks)
+            self._adds = [partial(add, half, result, 0) for half in rows]
         held = len(assignment[flags.rank])
         self._source = flags.own.slots[:held].reshape(-1).data
         self._copies = [half[flags.rank][:held].reshape(-1).data for half in halves]
@@ -131,7 +166,7 @@ class _SumAlone:
         flags.raise_to(PUBLISHED, call)
         if not flags.have_all(PUBLISHED, call):  # the last rank to arrive need not wait
             flags.wait_for_all(PUBLISHED, call, Deadline(timeout_seconds, _WAITED_FOR))
-        self._quiet.run(add_piece, self._plan, self._buffers[half])
+        self._adds[half]()
         flags.confirm(PUBLISHED)
 
 
@@ -144,7 +179,7 @@ def _rows(arrays: Sequence[NDArray[np.float32]], assignment: BlockAssignment) ->
     ]
 
 
-def _shared_vector(descriptor: int, elements: int) -> Vector:
+def shared_vector(descriptor: int, elements: int) -> Vector:
     memory = map_memory(descriptor, elements * np.dtype(np.float32).itemsize, is_writable=True)
     return np.ndarray((elements,), np.float32, memory)
 

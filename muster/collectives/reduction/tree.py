@@ -6,7 +6,9 @@ addition is commutative but not associative: fixing the tree fixes the bits, for
 ranks and every history of failures.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from muster.contracts.shards import ranges
@@ -35,6 +37,10 @@ class Block(NamedTuple):
         """The two nodes whose sum this one is, left operand first."""
         return Block(self.level - 1, 2 * self.number), Block(self.level - 1, 2 * self.number + 1)
 
+    def below(self, level: int) -> "Block":
+        """Return this node as one of the tree whose root is the node of `level` above it."""
+        return Block(self.level, self.number & (1 << level - self.level) - 1)
+
 
 BlockAssignment: TypeAlias = Sequence[Sequence[Block]]
 """The blocks of each rank, in slot order. Together they cover all leaves once."""
@@ -59,6 +65,12 @@ def blocks_of_range(start: int, stop: int) -> Iterator[Block]:
         start += 1 << level
 
 
+def nodes_of(leaves: Iterable[int]) -> tuple[Block, ...]:
+    """Return the fewest nodes that cover exactly these leaves, left to right."""
+    runs = _runs([Block(0, leaf) for leaf in sorted(leaves)])
+    return tuple(node for start, stop in runs for node in blocks_of_range(start, stop))
+
+
 def gaps(held: Iterable[Block], leaves: int) -> list[Block]:
     """Return the fewest nodes that cover exactly the leaves below none of `held`."""
     missing: list[Block] = []
@@ -75,7 +87,65 @@ def assign_blocks(held: Sequence[Sequence[Block]], leaves: int) -> list[tuple[Bl
     The leaves below no held block are cut, from left to right, into one contiguous part per rank,
     equal to within one leaf (`ranges`). Every rank computes the same assignment.
     """
-    missing = gaps((block for blocks in held for block in blocks), leaves)
+    return _deal(held, gaps((block for blocks in held for block in blocks), leaves))
+
+
+def assign(
+    held: Sequence[Sequence[Block]], leaves: int, groups: int = 0, hosts: Sequence[int] = ()
+) -> list[tuple[Block, ...]]:
+    """Return `assign_groups` if there are groups, else `assign_blocks`."""
+    if groups:
+        return assign_groups(held, leaves, groups, hosts or (0,) * len(held))
+    return assign_blocks(held, leaves)
+
+
+def assign_groups(
+    held: Sequence[Sequence[Block]], leaves: int, groups: int, hosts: Sequence[int]
+) -> list[tuple[Block, ...]]:
+    """Return such an assignment in which each of `groups` equal subtrees lies on one host.
+
+    `hosts` has the host of each rank, and no block is above a group. A group that is begun stays
+    where it is. Of the others each host gets one, as far as they go, and then as it has ranks; the
+    leaves of a host are dealt to its ranks.
+    """
+    level = root_of(leaves // groups).level
+    begun = {
+        block.start >> level: host
+        for host, blocks in zip(hosts, held, strict=True)
+        for block in blocks
+    }
+    counts = dict.fromkeys(hosts, 0) | Counter(begun.values())
+    ranks, free = Counter(hosts), [group for group in range(groups) if group not in begun]
+    for _ in free:
+        counts[min(counts, key=lambda it: (counts[it] > 0, (counts[it] + 1) / ranks[it]))] += 1
+    dealt = iter(free)
+    for host in sorted(counts):  # contiguous, so that a host has few nodes above its groups
+        more = counts[host] - sum(place == host for place in begun.values())
+        begun |= dict.fromkeys(islice(dealt, more), host)
+    missing = [
+        part
+        for block in gaps((block for blocks in held for block in blocks), leaves)
+        for part in _cut(block, level)
+    ]
+    assigned: list[tuple[Block, ...]] = [()] * len(held)
+    for host in counts:
+        members = [rank for rank, place in enumerate(hosts) if place == host]
+        share = [block for block in missing if begun[block.start >> level] == host]
+        parts = _deal([held[rank] for rank in members], share)
+        for rank, blocks in zip(members, parts, strict=True):
+            assigned[rank] = tuple(part for block in blocks for part in _cut(block, level))
+    return assigned
+
+
+def _cut(block: Block, level: int) -> Iterator[Block]:
+    """Yield the nodes of at most `level` that a block consists of."""
+    count = 1 << max(0, block.level - level)
+    yield from (
+        Block(min(block.level, level), block.number * count + place) for place in range(count)
+    )
+
+
+def _deal(held: Sequence[Sequence[Block]], missing: Sequence[Block]) -> list[tuple[Block, ...]]:
     sizes = [stop - start for start, stop in ranges(sum(b.size for b in missing), len(held))]
     assigned = [list(blocks) for blocks in held]
     rank, left = 0, sizes[0]
