@@ -8,17 +8,24 @@ import atexit
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from threading import Event
 from types import MappingProxyType
 from typing import Any, Final
 
+import msgspec
 import torch
 from msgspec.structs import replace
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
-from muster.contracts.job.field_types import VIRTUAL_SHARDS_OF_SCRIPTS
+from muster.contracts.job.field_types import (
+    COMPRESSION_WANTED,
+    VIRTUAL_SHARDS_OF_SCRIPTS,
+    RandomCompression,
+    is_compression,
+)
 from muster.contracts.job.problems import batch_size_problem
 from muster.contracts.job.status import Reason
 from muster.contracts.messages.rank import LoopEnded, PermanentFailure
@@ -72,6 +79,8 @@ def join(  # noqa: PLR0913  what a training loop has
     drop_last: bool = False,
     epochs: int = 1,
     seed: int = 0,
+    compression: str | Mapping[str, Any] | None = None,
+    compression_groups: int | None = None,
     check: bool = True,
 ) -> "Run":
     """Return this process's run; its model and optimizer belong to the run from now on.
@@ -82,8 +91,9 @@ def join(  # noqa: PLR0913  what a training loop has
     leaves out the samples that do not fill its last batch. `scheduler`, or each of a list, steps
     once after each step and is part of the state. `sampler` gives the numbers of an epoch's samples
     in their order: a sampler of torch, or a function of the epoch's number; without it every sample
-    comes once, in a random order. Fields of the job that are not at their defaults replace
-    `batch_size`, `epochs` and `seed`.
+    comes once, in a random order. `compression` is how gradients are sent between hosts: "int8",
+    "bf16", "fp16" or {"kind": "random", "ratio": 0.1}, in so many groups (docs/training.md). Fields
+    of the job that are not at their defaults replace `batch_size`, `epochs`, `seed` and these two.
     `check=False` leaves unchecked whether the body of the loop gives the same bits each time; the
     job says so. A spare process waits here until it replaces a rank. Raises `InvalidEnvironment`
     and `InvalidProgram`.
@@ -95,7 +105,14 @@ def join(  # noqa: PLR0913  what a training loop has
             "train another one in a job of its own"
         )
     _HAS_JOINED.set()
-    own = {"epochs": epochs, "seed": seed}
+    own: dict[str, object] = {"epochs": epochs, "seed": seed}
+    if isinstance(compression, Mapping):
+        with suppress(msgspec.ValidationError):
+            compression = f"{msgspec.convert(compression, RandomCompression)}"
+    if compression is not None:
+        if not is_compression(f"{compression}"):
+            raise InvalidProgram(f"join(compression={compression!r}): {COMPRESSION_WANTED}")
+        own |= {"compression": compression, "compression_groups": compression_groups or ""}
     own_variables = {JOB_VARIABLES[name]: str(value) for name, value in own.items()}
     own_variables[JOB_VARIABLES["mode"]] = "synchronous"
     own_variables[JOB_VARIABLES["virtual_shards"]] = str(VIRTUAL_SHARDS_OF_SCRIPTS)

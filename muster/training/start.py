@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from muster.collectives.reduction.compressed import KINDS, Compression
 from muster.contracts.messages.rank import SPARE_READY, Ready
 from muster.contracts.messages.wire import encode
 from muster.contracts.settings.environ import RankSettings
@@ -77,7 +78,10 @@ def ready_trainer(
         updates = SingleRankUpdates(settings.rank, lambda: supervision.is_stopping)
     else:
         updates = AgentGroupUpdates(agent.socket, lambda: supervision.is_stopping)
-    groups = group_factory(settings, settings.virtual_shards, computer.elements, updates)
+    computer.compression = _compression_of(settings, computer)
+    groups = group_factory(
+        settings, settings.virtual_shards, computer.elements, updates, computer.compression
+    )
     supervision.report_code()
     supervision.send(Ready(port=groups.port))
     stamp("rank ready")
@@ -89,6 +93,20 @@ def ready_trainer(
         groups=groups,
         callbacks=reporter,
         arithmetic=arithmetic,
+    )
+
+
+def _compression_of(settings: RankSettings, computer: Computer) -> Compression | None:
+    """Return how the job compresses sums; None if it does not."""
+    if settings.compression is None or settings.compression_groups is None:
+        return None
+    kind, _, ratio = settings.compression.partition(":")
+    return KINDS[kind](
+        leaves=settings.virtual_shards,
+        groups=settings.compression_groups,
+        elements=computer.compressed_elements,
+        seed=settings.seed,
+        **({"ratio": float(ratio)} if ratio else {}),
     )
 
 
