@@ -109,10 +109,12 @@ def join(  # noqa: PLR0913  what a training loop has
     if isinstance(compression, Mapping):
         with suppress(msgspec.ValidationError):
             compression = f"{msgspec.convert(compression, RandomCompression)}"
+    refusal = ""
     if compression is not None:
-        if not is_compression(f"{compression}"):
-            raise InvalidProgram(f"join(compression={compression!r}): {COMPRESSION_WANTED}")
-        own |= {"compression": compression, "compression_groups": compression_groups or ""}
+        if is_compression(f"{compression}"):
+            own |= {"compression": compression, "compression_groups": compression_groups or ""}
+        else:
+            refusal = f"join(compression={compression!r}): {COMPRESSION_WANTED}"
     own_variables = {JOB_VARIABLES[name]: str(value) for name, value in own.items()}
     own_variables[JOB_VARIABLES["mode"]] = "synchronous"
     own_variables[JOB_VARIABLES["virtual_shards"]] = str(VIRTUAL_SHARDS_OF_SCRIPTS)
@@ -134,6 +136,7 @@ def join(  # noqa: PLR0913  what a training loop has
         num_workers=num_workers,
         drop_last=drop_last,
         check=check,
+        refusal=refusal,
     )
 
 
@@ -154,6 +157,7 @@ class Run:
         num_workers: int,
         drop_last: bool,
         check: bool,
+        refusal: str,
     ) -> None:
         keep_freed_memory()  # each shard has fresh gradients
         threads = os.environ.get("OMP_NUM_THREADS") or "1"
@@ -171,6 +175,8 @@ class Run:
         if not (was_spare := self.settings.is_spare):
             self._start_supervision()
         with self._busy:
+            if refusal:
+                raise InvalidProgram(refusal)
             if self.settings.mode != "synchronous":
                 raise InvalidProgram(
                     "the ranks of this script train one model, those of its job one each: submit "

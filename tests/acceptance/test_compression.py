@@ -8,38 +8,15 @@ import pytest
 
 from muster.checkpoints.comparison import identity_of
 from muster.checkpoints.listing import checkpoint_dirs
+from tests.support import noise
 from tests.support.clusters import ClusterInstallation, cluster, needs_cluster, trains
 
 pytestmark = [needs_cluster(), pytest.mark.timeout(180)]
 
-PROGRAM = """
-import numpy as np
-
-from muster.program import Contribution
-
-ELEMENTS = 20_000  # more than a short sum, which hosts send whole
-
-
-class Noise:
-    def initial(self, seed):
-        return {"w": np.random.default_rng(seed).standard_normal(ELEMENTS, np.float32)}
-
-    def gradient(self, state, batch, random):
-        away = state["w"] - random.standard_normal(ELEMENTS, np.float32)
-        weight = batch.weights.sum(dtype=np.float32)
-        return Contribution({"w": weight * away}, float(weight * (away @ away)), {})
-
-    def update(self, state, gradients, step):
-        return {"w": state["w"] - np.float32(0.1) * gradients["w"]}
-"""
-
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterInstallation]:
-    root = tmp_path_factory.mktemp("cluster")
-    (root / "shared" / "noise.py").parent.mkdir(parents=True, exist_ok=True)
-    (root / "shared" / "noise.py").write_text(PROGRAM)
-    with cluster(root) as installation:
+    with cluster(tmp_path_factory.mktemp("cluster")) as installation:
         yield installation
 
 
@@ -48,26 +25,19 @@ def identity(installation: ClusterInstallation, job_id: str) -> str:
     return identity_of(place.newest())
 
 
-def job(installation: ClusterInstallation, **fields: object) -> dict[str, object]:
-    return {
-        "mode": "synchronous",
-        "program": "noise.py:Noise",
-        "working_dir": str(installation.root / "shared"),
-        "virtual_shards": 8,
-        "epochs": 30,
-        **fields,
-    }
+JOB = {
+    "mode": "synchronous",
+    "program": f"{noise.__file__}:Noise",
+    "virtual_shards": 8,
+    "epochs": 30,
+}
 
 
 @pytest.mark.parametrize("kind", ["int8", "bf16", {"kind": "random", "ratio": 0.1}])
 def test_hosts_give_the_bits_of_one(installation: ClusterInstallation, kind: object) -> None:
-    alone = installation.submit(
-        **job(installation, compression=kind, world_size=1, hosts=["host-2"])
-    )
+    alone = installation.submit(**JOB, compression=kind, world_size=1, hosts=["host-2"])
     installation.complete(alone)
-    job_id = installation.submit(
-        **job(installation, compression=kind, world_size=5, max_workers=6, sleep_sec=0.02)
-    )
+    job_id = installation.submit(**JOB, compression=kind, world_size=5, sleep_sec=0.02)
     seen = installation.wait_until(job_id, trains(20))
     assert len({it["node"] for it in seen["workers"]}) == 3
     tags = installation.process_tags(installation.machines[1])
@@ -79,8 +49,7 @@ def test_hosts_give_the_bits_of_one(installation: ClusterInstallation, kind: obj
 
 
 def test_host_without_a_group_is_named_by_one_event(installation: ClusterInstallation) -> None:
-    fields = job(installation, compression="int8", compression_groups=2, world_size=6)
-    job_id = installation.submit(**fields)
+    job_id = installation.submit(**JOB, compression="int8", compression_groups=2, world_size=6)
     installation.complete(job_id)
     said = [event["message"] for event in installation.events(job_id)]
     (warning,) = [words for words in said if "computes nothing" in words]
