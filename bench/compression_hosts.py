@@ -21,7 +21,7 @@ from muster.collectives.backend import Backend
 from muster.collectives.reduction.compressed import KINDS
 from muster.collectives.reduction.host_reducer import ArenaHostReducer
 from muster.collectives.reduction.message_reducer import MessageReducer
-from muster.collectives.reduction.tree import assign
+from muster.collectives.reduction.tree import assign_blocks
 from muster.collectives.transports.arena import Arena, Geometry
 from muster.collectives.transports.flags import Flags
 from muster.collectives.transports.handshake import Membership
@@ -61,15 +61,12 @@ def be_rank(store: str, rate: str, host_count: int, kinds: list[str]) -> None:
     places = [other * host_count // world_size for other in range(world_size)]
     backend.hosts = tuple(places)
     ends = [shared_ends(f"{store}-{kind}", backend) for kind in kinds]
-    assignment = assign([()] * world_size, LEAVES, LEAVES, places)
+    assignment = assign_blocks([()] * world_size, LEAVES, LEAVES, places)
     whole = MessageReducer(backend, ends[0][0].own.slots)
-    even = assign([()] * world_size, LEAVES)
+    even = assign_blocks([()] * world_size, LEAVES)
     calls: dict[str, Call] = {"whole": lambda: whole.all_reduce(even, timeout_seconds=600)}
     for kind, (flags, result) in zip(kinds, ends, strict=True):
-        more = {"ratio": 0.1} if kind == "random" else {}
-        compression = KINDS[kind](
-            leaves=LEAVES, groups=LEAVES, elements=ELEMENTS - TAIL, seed=0, **more
-        )
+        compression = KINDS[kind](LEAVES, LEAVES, ELEMENTS - TAIL, 0, 0.1)
         compression.begin(0)
         reducer = ArenaHostReducer(backend, flags, result, compression)
         calls[kind] = lambda it=reducer: it.all_reduce(assignment, timeout_seconds=600)

@@ -8,12 +8,10 @@ import atexit
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import suppress
 from threading import Event
 from types import MappingProxyType
 from typing import Any, Final
 
-import msgspec
 import torch
 from msgspec.structs import replace
 from torch.nn import Module
@@ -23,7 +21,6 @@ from torch.utils.data import default_collate
 from muster.contracts.job.field_types import (
     COMPRESSION_WANTED,
     VIRTUAL_SHARDS_OF_SCRIPTS,
-    RandomCompression,
     is_compression,
 )
 from muster.contracts.job.problems import batch_size_problem
@@ -79,7 +76,7 @@ def join(  # noqa: PLR0913  what a training loop has
     drop_last: bool = False,
     epochs: int = 1,
     seed: int = 0,
-    compression: str | Mapping[str, Any] | None = None,
+    compression: str | None = None,
     compression_groups: int | None = None,
     check: bool = True,
 ) -> "Run":
@@ -92,8 +89,9 @@ def join(  # noqa: PLR0913  what a training loop has
     once after each step and is part of the state. `sampler` gives the numbers of an epoch's samples
     in their order: a sampler of torch, or a function of the epoch's number; without it every sample
     comes once, in a random order. `compression` is how gradients are sent between hosts: "int8",
-    "bf16", "fp16" or {"kind": "random", "ratio": 0.1}, in so many groups (docs/training.md). Fields
-    of the job that are not at their defaults replace `batch_size`, `epochs`, `seed` and these two.
+    "bf16", "fp16" or "random:0.1", which sends a tenth; they are rounded in `compression_groups`
+    (docs/training.md). Fields of the job that are not at their defaults replace `batch_size`,
+    `epochs`, `seed` and these two.
     `check=False` leaves unchecked whether the body of the loop gives the same bits each time; the
     job says so. A spare process waits here until it replaces a rank. Raises `InvalidEnvironment`
     and `InvalidProgram`.
@@ -106,12 +104,9 @@ def join(  # noqa: PLR0913  what a training loop has
         )
     _HAS_JOINED.set()
     own: dict[str, object] = {"epochs": epochs, "seed": seed}
-    if isinstance(compression, Mapping):
-        with suppress(msgspec.ValidationError):
-            compression = f"{msgspec.convert(compression, RandomCompression)}"
     refusal = ""
     if compression is not None:
-        if is_compression(f"{compression}"):
+        if is_compression(compression):
             own |= {"compression": compression, "compression_groups": compression_groups or ""}
         else:
             refusal = f"join(compression={compression!r}): {COMPRESSION_WANTED}"

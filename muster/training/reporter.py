@@ -12,7 +12,6 @@ from typing import Any, Final
 
 from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError, PeerUnreachable
-from muster.collectives.reduction.tree import assign_groups
 from muster.contracts.messages.rank import (
     METRIC_NAME_LIMIT,
     METRICS_LIMIT,
@@ -135,17 +134,12 @@ class Reporter:
 
     def _warn_of_unused(self, worker_group: WorkerGroup) -> None:
         """Warn once of hosts that are more than the groups of compression."""
-        hosts, groups = [it.host for it in worker_group.members], self._settings.compression_groups
-        if groups is None or self._has_unused_host:
-            return
-        numbers = [hosts.index(host) for host in hosts]
-        dealt = assign_groups([()] * len(hosts), self._settings.virtual_shards, groups, numbers)
-        used = {host for host, blocks in zip(hosts, dealt, strict=True) if blocks}
-        unused = ", ".join(host for host in dict.fromkeys(hosts) if host not in used)
-        if unused:
+        hosts = [*dict.fromkeys(member.host for member in worker_group.members)]
+        groups = self._settings.compression_groups or len(hosts)
+        if (unused := ", ".join(hosts[groups:])) and not self._has_unused_host:
             self._has_unused_host = True
             self.supervision.warn(
-                f"compression_groups is {groups}, and a group lies on one host: of {len({*hosts})} "
+                f"compression_groups is {groups}, and a group lies on one host: of {len(hosts)} "
                 f"hosts {unused} computes nothing. Run the job on fewer hosts, or a new one with "
                 "more groups"
             )

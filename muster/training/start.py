@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from muster.collectives.reduction.compressed import KINDS, Compression
+from muster.collectives.reduction.compressed import KINDS
 from muster.contracts.messages.rank import SPARE_READY, Ready
 from muster.contracts.messages.wire import encode
 from muster.contracts.settings.environ import RankSettings
@@ -78,7 +78,15 @@ def ready_trainer(
         updates = SingleRankUpdates(settings.rank, lambda: supervision.is_stopping)
     else:
         updates = AgentGroupUpdates(agent.socket, lambda: supervision.is_stopping)
-    computer.compression = _compression_of(settings, computer)
+    if settings.compression is not None:
+        kind, _, ratio = settings.compression.partition(":")
+        computer.compression = KINDS[kind](
+            settings.virtual_shards,
+            settings.compression_groups or 1,
+            computer.compressed_elements,
+            settings.seed,
+            float(ratio or 1),
+        )
     groups = group_factory(
         settings, settings.virtual_shards, computer.elements, updates, computer.compression
     )
@@ -93,20 +101,6 @@ def ready_trainer(
         groups=groups,
         callbacks=reporter,
         arithmetic=arithmetic,
-    )
-
-
-def _compression_of(settings: RankSettings, computer: Computer) -> Compression | None:
-    """Return how the job compresses sums; None if it does not."""
-    if settings.compression is None or settings.compression_groups is None:
-        return None
-    kind, _, ratio = settings.compression.partition(":")
-    return KINDS[kind](
-        leaves=settings.virtual_shards,
-        groups=settings.compression_groups,
-        elements=computer.compressed_elements,
-        seed=settings.seed,
-        **({"ratio": float(ratio)} if ratio else {}),
     )
 
 

@@ -16,7 +16,7 @@ import msgspec
 from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError
 from muster.collectives.reduction.reducer import Reducer, Vector
-from muster.collectives.reduction.tree import Block, BlockAssignment, assign
+from muster.collectives.reduction.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.messages.rank import WorkerGroup
 from muster.host.trace import stamp
 from muster.runtime.fingerprint import ANY_BITS, Fingerprint
@@ -256,7 +256,7 @@ class Trainer:
     ) -> Tasks[None]:
         """Take every remaining step; return once the last checkpoint is durable."""
         shards, size = self._schedule.virtual_shards, group.backend.world_size
-        even = assign([()] * size, shards, self._groups_of_leaves, group.backend.hosts)
+        even = assign_blocks([()] * size, shards, self._groups_of_leaves, group.backend.hosts)
         is_best = self._callbacks.is_best(self._replica)  # its saver may have died
         wants_save = self.is_saver and (worker_group.save or is_best)
         wants_save = wants_save and not self._try_to_save(worker_group, is_requested=True)

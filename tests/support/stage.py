@@ -71,8 +71,7 @@ class Regression:
 
 
 def compression_of(kind: str, leaves: int, elements: int, groups: int = 4) -> Compression:
-    more = {"ratio": 0.3} if kind == "random" else {}
-    return KINDS[kind](leaves=leaves, groups=groups, elements=elements, seed=3, **more)
+    return KINDS[kind](leaves, groups, elements, 3, 0.3)
 
 
 def write_samples(directory: Path, samples: int, shards: int = 3) -> Path:

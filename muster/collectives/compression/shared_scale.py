@@ -30,11 +30,9 @@ PIECE_ELEMENTS: Final = 16 * CHUNK_ELEMENTS
 """Worked on at a time: operands and temporaries stay in the second-level cache."""
 
 _LIMIT: Final = 127
-GROUPS_LIMIT: Final = 64
-"""More groups would leave no level but 0."""
-
 _ONE: Final = np.uint32(0x3F800000)
 """The bits of 1.0; with 23 random bits below, a number in [1, 2)."""
+_WORD: Final = 1 << 32
 
 
 def levels(groups: int) -> int:
@@ -49,15 +47,10 @@ def pieces(start: int, stop: int) -> Iterator[slice]:
     """
     while start < stop:
         end = min(stop, start - start % PIECE_ELEMENTS + PIECE_ELEMENTS)
-        whole = end - (end - start) % CHUNK_ELEMENTS
-        end = end if whole == start else whole
+        end -= (end - start) % CHUNK_ELEMENTS
+        end = end if end > start else stop
         yield slice(start, end)
         start = end
-
-
-def in_chunks(piece: Vector) -> Vector:
-    """Return a piece as rows of one chunk each."""
-    return piece.reshape(-1, min(piece.size, CHUNK_ELEMENTS))
 
 
 def chunks_of(piece: slice) -> slice:
@@ -65,10 +58,14 @@ def chunks_of(piece: slice) -> slice:
     return slice(piece.start // CHUNK_ELEMENTS, -(-piece.stop // CHUNK_ELEMENTS))
 
 
+def in_chunks(piece: Vector) -> Vector:
+    """Return a piece as rows of one chunk each."""
+    return piece.reshape(-1, min(piece.size, CHUNK_ELEMENTS))
+
+
 def maxima_of(rows: Sequence[Vector], piece: slice) -> Vector:
     """Return the largest magnitude in any row, for each chunk of a piece; a NaN stays one."""
-    largest = np.zeros(piece.stop - piece.start, np.float32)
-    magnitudes = np.empty_like(largest)
+    largest, magnitudes = np.zeros((2, piece.stop - piece.start), np.float32)
     for row in rows:
         np.maximum(largest, np.abs(row, out=magnitudes), out=largest)
     maxima: Vector = in_chunks(largest).max(axis=1)
@@ -83,6 +80,12 @@ def scales_of(maxima: Vector, groups: int) -> Vector:
     return scales
 
 
+def decode(total: NDArray[np.int8], scales: Vector, out: Vector) -> None:
+    """Write the sum that `total` stands for."""
+    np.copyto(out, total)
+    np.multiply(in_chunks(out), scales[:, None], out=in_chunks(out))
+
+
 class Dither:
     """The random numbers of a sum, as a function of (seed, step, turn, element, group)."""
 
@@ -92,84 +95,45 @@ class Dither:
         # A stream of a bit generator never changes between versions of numpy (NEP 19).
         words = np.random.Philox(key=np.array([seed, 1], np.uint64)).random_raw(PIECE_ELEMENTS // 2)
         self._table: Final = words.view(np.uint32)
-        self._sum = ""
-        self._shifts: list[np.uint32] = []
+        # Arrays, as numpy takes three times as long for the lesser of an array and a number.
+        self._most: Final = np.full(PIECE_ELEMENTS, 1 + levels(groups), np.float32)
+        self._least: Final = 2 - self._most
 
     def begin(self, step: int, turn: int = 0) -> None:
         """Set the step, and the turn of it, of the sum that follows."""
-        self._sum = f"{step} {turn}"
+        self._sum = f"{self._seed} {step} {turn}"
         order = sorted(range(self._groups), key=lambda group: self._hash(-1 - group))
-        parts = (1 << 32) // self._groups
-        self._shifts = [np.uint32(order.index(group) * parts) for group in range(self._groups)]
+        self._shifts = np.empty(self._groups, np.uint32)
+        self._shifts[order] = np.arange(self._groups) * (_WORD // self._groups)
 
-    def put(self, piece: slice, out: NDArray[np.uint32]) -> None:
-        """Write the 32 random bits of each element of a piece: a·T[place] + b modulo 2³²."""
+    def bits(self, piece: slice) -> NDArray[np.uint32]:
+        """Return the 32 random bits of each element of a piece: a·T[place] + b modulo 2³²."""
         number, place = divmod(piece.start, PIECE_ELEMENTS)
         word = self._hash(number)
-        np.multiply(self._table[place : place + out.size], np.uint32(word & _MASK | 1), out=out)
-        np.add(out, np.uint32(word >> 32), out=out)
-
-    def of_group(self, group: int, bits: NDArray[np.uint32], out: NDArray[np.uint32]) -> Vector:
-        """Return 1 + u for one group, in the memory of `out`."""
-        np.add(bits, self._shifts[group], out=out)
-        np.right_shift(out, np.uint32(9), out=out)
-        np.bitwise_or(out, _ONE, out=out)
-        return out.view(np.float32)
+        bits = self._table[place : place + piece.stop - piece.start] * np.uint32(word % _WORD | 1)
+        bits += np.uint32(word // _WORD)
+        return bits
 
     def chosen(self, piece: slice, ratio: float) -> NDArray[np.bool_]:
         """Return which elements of a piece are kept, each with the probability `ratio`."""
-        bits = np.empty(piece.stop - piece.start, np.uint32)
-        self.put(piece, bits)
-        return bits <= np.uint32(min(_MASK, int(ratio * (1 << 32)) - 1))
+        return self.bits(piece) <= np.uint32(ratio * (_WORD - 1))
+
+    def quantize(
+        self, piece: slice, groups: Sequence[int], rows: Sequence[Vector], scales: Vector
+    ) -> NDArray[np.int8]:
+        """Return the sum of what groups have in a piece, whose chunks have these scales."""
+        bits = self.bits(piece)
+        divisors = np.where(scales == 0, np.float32(np.inf), scales).repeat(CHUNK_ELEMENTS)
+        total, size, random = np.zeros(bits.size, np.int8), bits.size, np.empty_like(bits)
+        for group, row in zip(groups, rows, strict=True):
+            np.right_shift(np.add(bits, self._shifts[group], out=random), 9, out=random)
+            ahead = np.bitwise_or(random, _ONE, out=random).view(np.float32)  # 1 + u
+            np.floor(np.add(row / divisors[:size], ahead, out=ahead), out=ahead)  # 1 + q
+            # Before the cast, which is undefined for what does not fit.
+            np.maximum(ahead, self._least[:size], out=ahead)
+            total += np.minimum(ahead, self._most[:size], out=ahead).astype(np.int8)
+        total -= np.int8(len(rows))
+        return total
 
     def _hash(self, number: int) -> int:
-        return xxhash.xxh3_64_intdigest(f"{self._seed} {self._sum} {number}".encode())
-
-
-_MASK: Final = (1 << 32) - 1
-
-
-class Quantizer:
-    """Adds up quantized groups, piece by piece; for one thread."""
-
-    def __init__(self, groups: int, dither: Dither) -> None:
-        # Arrays, as numpy takes three times as long for the lesser of an array and a number.
-        self._least: Final = np.full(PIECE_ELEMENTS, 1 - levels(groups), np.float32)
-        self._most: Final = np.full(PIECE_ELEMENTS, 1 + levels(groups), np.float32)
-        self._dither: Final = dither
-        self._bits: Final = np.empty((2, PIECE_ELEMENTS), np.uint32)
-        self._scaled: Final = np.empty(PIECE_ELEMENTS, np.float32)
-        self._rounded: Final = np.empty(PIECE_ELEMENTS, np.int8)
-
-    def add_up(
-        self,
-        piece: slice,
-        groups: Sequence[int],
-        rows: Sequence[Vector],
-        scales: Vector,
-        total: NDArray[np.int8],
-    ) -> None:
-        """Write the sum of what groups have in a piece, whose chunks have these scales."""
-        size = total.size
-        bits, place = self._bits[:, :size]
-        scaled, rounded = self._scaled[:size], self._rounded[:size]
-        self._dither.put(piece, bits)
-        divisors = np.where(scales == 0, np.float32(np.inf), scales).repeat(CHUNK_ELEMENTS)[:size]
-        total.fill(0)
-        for group, row in zip(groups, rows, strict=True):
-            np.divide(row, divisors, out=scaled)
-            np.add(scaled, self._dither.of_group(group, bits, place), out=scaled)
-            np.floor(scaled, out=scaled)  # q + 1
-            # Before the cast, which is undefined for what does not fit.
-            np.maximum(scaled, self._least[:size], out=scaled)
-            np.minimum(scaled, self._most[:size], out=scaled)
-            np.copyto(rounded, scaled, casting="unsafe")
-            np.add(total, rounded, out=total)
-        np.subtract(total, np.int8(len(rows)), out=total)
-
-
-def decode(total: NDArray[np.int8], scales: Vector, out: Vector) -> None:
-    """Write the sum that `total` stands for."""
-    np.copyto(out, total)
-    rows = in_chunks(out)
-    np.multiply(rows, scales[:, None], out=rows)
+        return xxhash.xxh3_64_intdigest(f"{self._sum} {number}".encode())

@@ -14,8 +14,7 @@ A rank that leaves the group during a call may write to its slots while others s
 detect it at the end (`Flags.confirm`) and discard the sum.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -26,6 +25,7 @@ from muster.collectives.deadline import Deadline
 from muster.collectives.reduction.reducer import Vector
 from muster.collectives.reduction.summation import (
     Adder,
+    AdderOf,
     add_piece,
     plan_of,
     quiet_context,
@@ -51,23 +51,21 @@ class ArenaReducer:
     """
 
     def __init__(
-        self,
-        flags: Flags,
-        result_descriptor: int,
-        adder_of: Callable[[Sequence[Block]], Adder] | None = None,
+        self, flags: Flags, result_descriptor: int, adder_of: AdderOf = tree_adder
     ) -> None:
         """`result_descriptor` is the memfd that all ranks of the group share.
 
-        The caller keeps it and may close it. `adder_of` says how blocks are added up, by default
-        as they are. Raises `TransportFailed`.
+        The caller keeps it and may close it. `adder_of` says how blocks are added up. Raises
+        `TransportFailed`.
         """
         geometry = flags.own.geometry
         self._flags = flags
         self._adder_of = adder_of
+        self._is_alone = geometry.is_short and adder_of is tree_adder
         self.slots = flags.own.slots
         self._result = (
             np.empty(geometry.elements, np.float32)
-            if geometry.is_short
+            if self._is_alone
             else shared_vector(result_descriptor, geometry.elements)
         )
         # Callers get the shared memory without a copy; a store to it would change all ranks' sums.
@@ -95,8 +93,11 @@ class ArenaReducer:
                 f"{[len(blocks) for blocks in assignment]} blocks are assigned, but the "
                 f"group has {world_size} ranks with {slot_count} slots each"
             )
-        strategy = _SumAlone if self._flags.own.geometry.is_short else _SumTogether
-        self._sum = strategy(self._flags, assignment, self._result, self._adder_of)
+        if self._is_alone:
+            self._sum = _SumAlone(self._flags, assignment, self._result)
+        else:
+            add = self._adder_of([block for blocks in assignment for block in blocks])
+            self._sum = _SumTogether(self._flags, assignment, self._result, add)
         self._assignment = assignment
 
 
@@ -104,15 +105,10 @@ class _SumTogether:
     """Each rank sums its part of the elements into the shared result."""
 
     def __init__(
-        self,
-        flags: Flags,
-        assignment: BlockAssignment,
-        result: Vector,
-        adder_of: Callable[[Sequence[Block]], Adder] | None,
+        self, flags: Flags, assignment: BlockAssignment, result: Vector, add: Adder
     ) -> None:
         self._flags = flags
-        blocks = [block for blocks in assignment for block in blocks]
-        self._add = (adder_of or tree_adder)(blocks)
+        self._add = add
         part = part_of(result.size, flags.rank, flags.world_size)
         self._operands = _rows([arena.slots[:, part] for arena in flags.arenas], assignment)
         self._target, self._start = result[part], part.start
@@ -134,27 +130,13 @@ class _SumTogether:
 class _SumAlone:
     """Each rank sums everything, from the halves of this call."""
 
-    def __init__(
-        self,
-        flags: Flags,
-        assignment: BlockAssignment,
-        result: Vector,
-        adder_of: Callable[[Sequence[Block]], Adder] | None,
-    ) -> None:
+    def __init__(self, flags: Flags, assignment: BlockAssignment, result: Vector) -> None:
         self._flags = flags
-        blocks = [block for blocks in assignment for block in blocks]
+        self._plan = plan_of([block for blocks in assignment for block in blocks])
         halves = [[arena.halves[half] for arena in flags.arenas] for half in (0, 1)]
-        rows = [_rows(half, assignment) for half in halves]
-        self._adds: list[Callable[[], None]]
-        if adder_of is None:
-            plan, quiet = plan_of(blocks), quiet_context()
-            scratch = np.empty((plan.temporaries, result.size), np.float32)
-            self._adds = [
-                partial(quiet.run, add_piece, plan, [*half, result, *scratch]) for half in rows
-            ]
-        else:
-            add = adder_of(blocks)
-            self._adds = [partial(add, half, result, 0) for half in rows]
+        scratch = np.empty((self._plan.temporaries, result.size), np.float32)
+        self._buffers = [[*_rows(half, assignment), result, *scratch] for half in halves]
+        self._quiet = quiet_context()
         held = len(assignment[flags.rank])
         self._source = flags.own.slots[:held].reshape(-1).data
         self._copies = [half[flags.rank][:held].reshape(-1).data for half in halves]
@@ -166,7 +148,7 @@ class _SumAlone:
         flags.raise_to(PUBLISHED, call)
         if not flags.have_all(PUBLISHED, call):  # the last rank to arrive need not wait
             flags.wait_for_all(PUBLISHED, call, Deadline(timeout_seconds, _WAITED_FOR))
-        self._adds[half]()
+        self._quiet.run(add_piece, self._plan, self._buffers[half])
         flags.confirm(PUBLISHED)
 
 

@@ -6,7 +6,7 @@ sums of one round travel with the slices of the next. Small vectors are summed b
 saves the second exchange.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from muster.collectives.backend import TIMEOUT_SECONDS, Backend
 from muster.collectives.deadline import Deadline
 from muster.collectives.reduction.reducer import Vector
-from muster.collectives.reduction.summation import Adder, tree_adder
+from muster.collectives.reduction.summation import Adder, AdderOf, tree_adder
 from muster.collectives.reduction.tree import Block, BlockAssignment
 from muster.contracts.shards import ranges
 
@@ -37,10 +37,7 @@ class MessageReducer:
     """The `Reducer` over any `Backend`."""
 
     def __init__(
-        self,
-        backend: Backend,
-        slots: NDArray[Any],
-        adder_of: Callable[[Sequence[Block]], Adder] = tree_adder,
+        self, backend: Backend, slots: NDArray[Any], adder_of: AdderOf = tree_adder
     ) -> None:
         """`slots` belongs to the caller and is reused by later groups.
 

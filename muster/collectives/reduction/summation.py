@@ -30,6 +30,8 @@ Adder: TypeAlias = Callable[[Sequence[Vector], Vector, int], None]
 """Writes the sum of vectors, of fixed blocks in their order, into a slice of the result; the last
 argument is the element with which that begins."""
 
+AdderOf: TypeAlias = Callable[[Sequence[Block]], Adder]
+
 
 class Addition(NamedTuple):
     """target = left + right, as buffer numbers."""

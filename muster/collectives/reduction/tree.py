@@ -81,68 +81,49 @@ def gaps(held: Iterable[Block], leaves: int) -> list[Block]:
     return [*missing, *blocks_of_range(at, leaves)]
 
 
-def assign_blocks(held: Sequence[Sequence[Block]], leaves: int) -> list[tuple[Block, ...]]:
+def assign_blocks(
+    held: Sequence[Sequence[Block]], leaves: int, groups: int = 0, hosts: Sequence[int] = ()
+) -> list[tuple[Block, ...]]:
     """Return the blocks of each rank: those it holds, and its part of those that no rank holds.
 
     The leaves below no held block are cut, from left to right, into one contiguous part per rank,
     equal to within one leaf (`ranges`). Every rank computes the same assignment.
+
+    With `groups`, each of so many equal subtrees lies on one host, and no block is above one.
+    `hosts` has the host of each rank. A group that is begun stays where it is. Of the others each
+    host gets one, as far as they go, and then as it has ranks, which share its leaves.
     """
-    return _deal(held, gaps((block for blocks in held for block in blocks), leaves))
-
-
-def assign(
-    held: Sequence[Sequence[Block]], leaves: int, groups: int = 0, hosts: Sequence[int] = ()
-) -> list[tuple[Block, ...]]:
-    """Return `assign_groups` if there are groups, else `assign_blocks`."""
-    if groups:
-        return assign_groups(held, leaves, groups, hosts or (0,) * len(held))
-    return assign_blocks(held, leaves)
-
-
-def assign_groups(
-    held: Sequence[Sequence[Block]], leaves: int, groups: int, hosts: Sequence[int]
-) -> list[tuple[Block, ...]]:
-    """Return such an assignment in which each of `groups` equal subtrees lies on one host.
-
-    `hosts` has the host of each rank, and no block is above a group. A group that is begun stays
-    where it is. Of the others each host gets one, as far as they go, and then as it has ranks; the
-    leaves of a host are dealt to its ranks.
-    """
-    level = root_of(leaves // groups).level
-    begun = {
-        block.start >> level: host
-        for host, blocks in zip(hosts, held, strict=True)
-        for block in blocks
-    }
-    counts = dict.fromkeys(hosts, 0) | Counter(begun.values())
-    ranks, free = Counter(hosts), [group for group in range(groups) if group not in begun]
+    missing = gaps((block for blocks in held for block in blocks), leaves)
+    if not groups:
+        return _deal(held, missing)
+    size, hosts = leaves // groups, hosts or [0] * len(held)
+    begun = zip(hosts, held, strict=True)
+    owners = {block.start // size: host for host, blocks in begun for block in blocks}
+    free = [group for group in range(groups) if group not in owners]
+    counts, ranks = dict.fromkeys(hosts, 0) | Counter(owners.values()), Counter(hosts)
+    wanted = dict.fromkeys(counts, 0)
     for _ in free:
-        counts[min(counts, key=lambda it: (counts[it] > 0, (counts[it] + 1) / ranks[it]))] += 1
+        host = min(counts, key=lambda it: (counts[it] > 0, (counts[it] + 1) / ranks[it]))
+        counts[host] += 1
+        wanted[host] += 1
     dealt = iter(free)
-    for host in sorted(counts):  # contiguous, so that a host has few nodes above its groups
-        more = counts[host] - sum(place == host for place in begun.values())
-        begun |= dict.fromkeys(islice(dealt, more), host)
-    missing = [
-        part
-        for block in gaps((block for blocks in held for block in blocks), leaves)
-        for part in _cut(block, level)
-    ]
+    for host, count in wanted.items():  # contiguous, so that a host has few nodes above its groups
+        owners |= dict.fromkeys(islice(dealt, count), host)
+    missing = [part for block in missing for part in _cut(block, size)]
     assigned: list[tuple[Block, ...]] = [()] * len(held)
     for host in counts:
         members = [rank for rank, place in enumerate(hosts) if place == host]
-        share = [block for block in missing if begun[block.start >> level] == host]
+        share = [block for block in missing if owners[block.start // size] == host]
         parts = _deal([held[rank] for rank in members], share)
         for rank, blocks in zip(members, parts, strict=True):
-            assigned[rank] = tuple(part for block in blocks for part in _cut(block, level))
+            assigned[rank] = tuple(part for block in blocks for part in _cut(block, size))
     return assigned
 
 
-def _cut(block: Block, level: int) -> Iterator[Block]:
-    """Yield the nodes of at most `level` that a block consists of."""
-    count = 1 << max(0, block.level - level)
-    yield from (
-        Block(min(block.level, level), block.number * count + place) for place in range(count)
-    )
+def _cut(block: Block, size: int) -> Iterator[Block]:
+    """Yield the nodes of at most so many leaves that a block consists of."""
+    for start in range(block.start, block.stop, size):
+        yield from blocks_of_range(start, min(start + size, block.stop))
 
 
 def _deal(held: Sequence[Sequence[Block]], missing: Sequence[Block]) -> list[tuple[Block, ...]]:

@@ -21,7 +21,7 @@ from muster.collectives.reduction.compressed import Compression
 from muster.collectives.reduction.host_reducer import ArenaHostReducer, HostReducer
 from muster.collectives.reduction.message_reducer import MessageReducer
 from muster.collectives.reduction.reducer import Reducer
-from muster.collectives.reduction.summation import tree_adder
+from muster.collectives.reduction.summation import AdderOf, tree_adder
 from muster.collectives.transports.arena import Arena, Geometry
 from muster.collectives.transports.flags import Flags
 from muster.collectives.transports.handshake import Membership
@@ -97,13 +97,9 @@ class SharedMemoryGroupFactory:
     port: Final = 0
 
     def __init__(
-        self,
-        rank: int,
-        geometry: Geometry,
-        updates: GroupUpdates,
-        compression: Compression | None = None,
+        self, rank: int, geometry: Geometry, updates: GroupUpdates, adder_of: AdderOf = tree_adder
     ) -> None:
-        self._adder_of: Final = None if compression is None else compression.adder_of
+        self._adder_of: Final = adder_of
         self._rank: Final = rank
         self._geometry: Final = geometry
         self._updates: Final = updates
@@ -138,26 +134,17 @@ class SharedMemoryGroupFactory:
             self._own, self._own_file = Arena.create(descriptor, self._geometry), file
         return self._own
 
-    def join_host(self, update: GroupUpdate, *, alone: bool) -> Flags:
+    def join_host(self, update: GroupUpdate, *, is_alone: bool) -> Flags:
         """Return the flags of this rank in a group over TCP, alone or with those of its host.
 
-        Its memory is this rank's own arena, then a result and the arenas of all ranks of its host.
+        The memory is this rank's own arena, a result, and the arenas of all ranks of the host.
         Ranks of an earlier group that still sum its slots see that this one has left it.
         """
-        own, arenas, place = self._own_arena(update.memory[0]), [], 0
-        if not alone:
-            members = update.group.members
-            host = next(member.host for member in members if member.rank == self._rank)
-            ranks = [member.rank for member in members if member.host == host]
-            place = ranks.index(self._rank)
-            for peer, descriptor in enumerate(update.memory[2:]):
-                arenas.append(own if peer == place else self._attach(descriptor))
-        return Flags(
-            arenas=arenas or [own],
-            rank=place,
-            generation=update.group.round,
-            on_wait=self._updates.check,
-        )
+        first, peers = update.memory[0], update.memory[:1] if is_alone else update.memory[2:]
+        own, on_wait = self._own_arena(first), self._updates.check
+        arenas = [own if os.path.sameopenfile(it, first) else self._attach(it) for it in peers]
+        place, generation = arenas.index(own), update.group.round
+        return Flags(arenas=arenas, rank=place, generation=generation, on_wait=on_wait)
 
     def _attach(self, descriptor: int) -> Arena:
         """Map a peer's arena. A peer in its first group may still be initialising it."""
@@ -191,6 +178,7 @@ class TcpGroupFactory:
         self._updates: Final = updates
         self._shared: Final = shared
         self._compression: Final = compression
+        self._adder_of: Final = tree_adder if compression is None else compression.adder_of
         self._is_short: Final = geometry.is_short
         self._listener: Final = _listen(settings)
         # A method of the socket: a finalizer that refers to `self` would keep it alive.
@@ -210,9 +198,7 @@ class TcpGroupFactory:
         if self._shared is not None:
             if len(hosts) == 1:
                 return self._shared.create(update)
-            # An agent of an older release sends no memory of others.
-            is_alone = self._compression is None or len(update.memory) == 1
-            flags = self._shared.join_host(update, alone=is_alone)
+            flags = self._shared.join_host(update, is_alone=self._compression is None)
             slots = flags.own.slots
         endpoints = [
             Endpoint(
@@ -244,14 +230,11 @@ class TcpGroupFactory:
             place = f"{endpoints[error.rank].host}:{peer.port} on host {peer.host}"
             raise PeerUnreachable(peer.rank, place, error.reason) from error
         backend = TcpBackend(membership, connections, on_wait=self._updates.check)
-        reducer: Reducer
         if self._compression is None or self._is_short or len(hosts) == 1:
-            adder_of = tree_adder if self._compression is None else self._compression.adder_of
-            reducer = MessageReducer(backend, slots, adder_of)
-        elif flags is None or is_alone:
-            reducer = HostReducer(backend, slots, self._compression)
-        else:
-            reducer = ArenaHostReducer(backend, flags, update.memory[1], self._compression)
+            return Group(backend, MessageReducer(backend, slots, self._adder_of))
+        if flags is None:
+            return Group(backend, HostReducer(backend, slots, self._compression))
+        reducer = ArenaHostReducer(backend, flags, update.memory[1], self._compression)
         return Group(backend, reducer)
 
 
@@ -266,7 +249,8 @@ def group_factory(
     geometry = Geometry(slot_count=leaves, elements=elements, max_ranks=GROUP_LIMIT)
     if settings.agent_fd is None or settings.backend == "tcp":
         return TcpGroupFactory(settings, geometry, updates, None, compression)
-    shared = SharedMemoryGroupFactory(settings.rank, geometry, updates, compression)
+    adder_of = tree_adder if compression is None else compression.adder_of
+    shared = SharedMemoryGroupFactory(settings.rank, geometry, updates, adder_of)
     if settings.host_count == 1:
         return shared
     return TcpGroupFactory(settings, geometry, updates, shared, compression)

@@ -34,7 +34,7 @@ from xxhash import xxh3_64_digest, xxh3_128
 from muster.checkpoints.nested import with_leaves
 from muster.collectives.backend import Backend
 from muster.collectives.errors import PeerRefused
-from muster.collectives.reduction.tree import Block, BlockAssignment, assign
+from muster.collectives.reduction.tree import Block, BlockAssignment, assign_blocks
 from muster.contracts.messages.rank import EpochDone
 from muster.contracts.shards import Position
 from muster.datasets.index import Totals
@@ -265,7 +265,7 @@ def sync_state(  # noqa: PLR0913  what the members agree on
 
     `held` are the blocks of the unfinished step whose sums this rank has. `load` fills the replica
     if no member has a state; the first member calls it. `totals` are those of this rank's data set;
-    `groups` as in `assign`.
+    `groups` as in `assign_blocks`.
     In a job with `bits: any` members with another state take that of the first one.
     Raises `WorkersDiverged`, and what the backend raises; the replica stays whole in any case.
     """
@@ -305,14 +305,14 @@ def sync_state(  # noqa: PLR0913  what the members agree on
     are_new = furthest >= 0 and not any(differs)
     are_new &= all(report.step in {-1, furthest} for report in reports)
     hosts = backend.hosts or (0,) * backend.world_size
-    assignment = assign(kept, leaves, groups, hosts)
+    assignment = assign_blocks(kept, leaves, groups, hosts)
     if any(is_behind):
         if not (are_new and _copy_aside(backend, replica, reports, source)):
             _send_state(backend, replica, is_behind, source)
         elif replica.size_bytes > QUICK_COPY_BYTES:  # newcomers copy while the others compute
             ahead = [held for held, behind in zip(kept, is_behind, strict=True) if not behind]
             places = [host for host, behind in zip(hosts, is_behind, strict=True) if not behind]
-            shares = iter(assign(ahead, leaves, groups, places))
+            shares = iter(assign_blocks(ahead, leaves, groups, places))
             assignment = [() if behind else next(shares) for behind in is_behind]
     return SyncResult(assignment=assignment, held=kept)
 

@@ -12,13 +12,13 @@ import pytest
 from numpy.typing import NDArray
 
 from muster.collectives.compression import shared_scale
-from muster.collectives.compression.shared_scale import CHUNK_ELEMENTS, Dither, Quantizer
+from muster.collectives.compression.shared_scale import CHUNK_ELEMENTS, Dither
 from muster.collectives.reduction.compressed import KINDS, Compression
 from muster.collectives.reduction.host_reducer import ArenaHostReducer, HostReducer
 from muster.collectives.reduction.message_reducer import MessageReducer
 from muster.collectives.reduction.reducer import Reducer, Vector
 from muster.collectives.reduction.summation import add_up, plan_of
-from muster.collectives.reduction.tree import Block, assign_groups
+from muster.collectives.reduction.tree import Block, assign_blocks
 from muster.collectives.simulated import SimulatedBackend
 from tests.support.arenas import Host
 from tests.support.stage import compression_of
@@ -85,7 +85,7 @@ def test_bits_do_not_depend_on_hosts_and_ranks(
     elements, steps = shared_scale.PIECE_ELEMENTS + 1500 + TAIL, 2
     leaves = leaves_of(elements)
     leaves[3][5] = 1e30  # an outlier has a scale of its own
-    assignment = assign_groups([()] * len(hosts), LEAVES, groups, hosts)
+    assignment = assign_blocks([()] * len(hosts), LEAVES, groups, hosts)
 
     def train(rank: int, made: Made) -> list[bytes]:
         reducer, found = made
@@ -161,12 +161,11 @@ def test_sum_of_any_partition_is_exact(seed: int) -> None:
             scales = shared_scale.scales_of(
                 shared_scale.maxima_of([row[piece] for row in rows], piece), groups
             )
-            quantizer, one = Quantizer(groups, dither), np.empty(piece.stop - piece.start, np.int8)
-            quantizer.add_up(
-                piece, some, [rows[group][piece] for group in some], scales, sent[-1][piece]
-            )
+            rows_of = {group: rows[group][piece] for group in order}
+            chosen = [rows_of[group] for group in some]
+            sent[-1][piece] = dither.quantize(piece, some, chosen, scales)
             for group in some:
-                quantizer.add_up(piece, [group], [rows[group][piece]], scales, one)
+                one = dither.quantize(piece, [group], [rows_of[group]], scales)
                 assert np.abs(one).max() <= 127 // groups
                 exact[piece] += one
     total = np.zeros(elements, np.int8)
@@ -217,13 +216,14 @@ def test_fp16_beyond_its_range_is_infinite() -> None:
 
 
 def test_dither_of_groups_fills_the_unit_interval_evenly() -> None:
-    groups, piece = 8, slice(0, 5000)
+    """One group's numbers are at the limit, so that all sums are those of the dither."""
+    groups, elements = 8, 5000
     dither = Dither(1, groups)
     dither.begin(3)
-    bits, place = np.empty((2, 5000), np.uint32)
-    dither.put(piece, bits)
-    drawn = np.sort([dither.of_group(group, bits, place) - 1 for group in range(groups)], axis=0)
-    assert (drawn >= 0).all()
-    assert (drawn < 1).all()
-    assert np.abs(np.diff(drawn, axis=0) - 1 / groups).max() < 1e-6
-    assert abs(drawn.mean() - 0.5) < 0.01
+    rows, scales = [np.full(elements, 0.5, np.float32)] * groups, np.ones(5, np.float32)
+    ups = 0
+    for piece in shared_scale.pieces(0, elements):
+        parts, own = [row[piece] for row in rows], scales[shared_scale.chunks_of(piece)]
+        ups += dither.quantize(piece, range(groups), parts, own).sum(dtype=np.int64)
+    # Each element rounds up in exactly half of the groups.
+    assert ups == elements * groups // 2

@@ -7,7 +7,6 @@ import pytest
 from muster.collectives.reduction.tree import (
     Block,
     assign_blocks,
-    assign_groups,
     blocks_of_range,
     gaps,
     isolate,
@@ -61,7 +60,7 @@ def test_groups_lie_on_one_host_whatever_is_held(seed: int) -> None:
     hosts = sorted(draw.choices(range(4), k=draw.randint(1, 8)))
     held: list[list[Block]] = [[] for _ in hosts]
     for _ in range(4):  # each time all but one rank go on with some of what they have
-        dealt = assign_groups(held, leaves, groups, hosts)
+        dealt = assign_blocks(held, leaves, groups, hosts)
         of_groups: dict[int, set[int]] = {}
         for host, blocks, before in zip(hosts, dealt, held, strict=True):
             assert list(blocks[: len(before)]) == list(before)
@@ -89,7 +88,7 @@ def test_groups_lie_on_one_host_whatever_is_held(seed: int) -> None:
     ],
 )
 def test_groups_are_dealt_by_the_ranks_of_hosts(hosts: list[int], counts: list[int]) -> None:
-    dealt = assign_groups([()] * len(hosts), 8, 8, hosts)
+    dealt = assign_blocks([()] * len(hosts), 8, 8, hosts)
     found = dict.fromkeys(hosts, 0)
     for host, blocks in zip(hosts, dealt, strict=True):
         found[host] += len(blocks)
