@@ -34,7 +34,7 @@ from muster.checkpoints.listing import (
 from muster.cluster.description import Cluster
 from muster.cluster.placement import RankRequest, place
 from muster.contracts.errors import InvalidDescription
-from muster.contracts.job.field_types import RESERVED_IDS
+from muster.contracts.job.field_types import RESERVED_IDS, compression_facts
 from muster.contracts.job.problems import checked, checked_job_id
 from muster.contracts.job.secrets import Reference, plaintext_secrets
 from muster.contracts.job.spec import CLUSTER_FIELDS, JobRequest, JobSpec
@@ -155,8 +155,9 @@ class Submitter:
                 where = f"; job {earlier} saved to {saved}: leave out checkpoint_dir to use it"
             raise invalid_field("body", "resume_from", f"{source} holds no checkpoints{where}")
         spec, slug = resolved.spec, "checkpoints-of-another-mode"
-        wanted = {"batch_size": spec.effective_batch_size, "seed": spec.seed}
-        wanted["virtual_shards"] = spec.virtual_shards
+        wanted: dict[str, object] = {"batch_size": spec.effective_batch_size, "seed": spec.seed}
+        wanted |= {"virtual_shards": spec.virtual_shards, "compression": "none"}
+        wanted |= compression_facts(spec.compression, spec.effective_compression_groups)
         wanted = {name: value for name, value in wanted.items() if name not in spec.left_to_script}
         try:
             refuse_other_mode(source, spec.mode)
@@ -325,6 +326,8 @@ def _remarks(resolved: ResolvedSpec, cluster: Cluster, slots: int) -> Iterator[s
     spec = resolved.spec
     if resolved.note:
         yield resolved.note
+    if spec.compression is not None and not cluster.is_described and not spec.scheduled_hosts:
+        yield f"compression {spec.compression} saves nothing on one host, where it only rounds"
     if spec.world_size > slots and not (cluster.is_described or spec.scheduled_hosts):
         wanted = f"{spec.world_size} ranks are more than the {slots} slots there are (MUSTER_SLOTS)"
         yield f"{wanted}: all of them start together, when no other job runs"

@@ -6,8 +6,8 @@ boot of their own. Each schedule strikes one job several times at random moments
 compared with that of one rank on one host that nothing has disturbed. Of the ranks on a host that
 was given up, none may run 10 s after the host is back.
 
-``--only 'coordinator killed'`` or another fault leaves out the others; `--cut` is how many seconds
-the longest cut takes.
+``--compression int8`` compresses the sums. ``--only 'coordinator killed'`` or another fault leaves
+out the others; `--cut` is how many seconds the longest cut takes.
 """
 
 import math
@@ -27,6 +27,7 @@ from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.job.status import JobId
 from muster.contracts.settings.paths import checkpoints_of_job
 from stress.runner import Report, chance, main, say
+from tests.support import noise
 from tests.support.clusters import ClusterInstallation, cluster
 from tests.support.hosts import Host
 from tests.support.installation import await_value, is_over
@@ -148,7 +149,7 @@ FAULTS: Final[dict[str, Callable[[Schedule], Callable[[], None] | None]]] = {
 }
 
 
-def run(
+def run(  # noqa: PLR0913  the options
     directory: Path,
     schedules: int = 10,
     seed: int = 0,
@@ -157,6 +158,7 @@ def run(
     epochs: int = 200,
     only: str = "",
     cut: float = 20.0,
+    compression: str = "",
 ) -> Report:
     """Run so many jobs, each with so many faults; a job of so many epochs outlasts them."""
     kinds = [only] if only else list(FAULTS)
@@ -164,6 +166,9 @@ def run(
     with cluster(directory) as installation:
         installation.deadline_seconds = DEADLINE_SECONDS
         fields = FIELDS | {"epochs": epochs}
+        if compression:  # of more elements than are sent whole
+            program = f"{noise.__file__}:Noise"
+            fields |= {"compression": compression, "program": program}
         calm = installation.submit(world_size=1, **fields)
         installation.complete(calm)
         wanted = _result(installation, calm)

@@ -265,12 +265,15 @@ def values_of_newest(location: Location) -> Mapping[str, Any]:
     return {}
 
 
-def refuse_other_schedule(values: Mapping[str, Any], wanted: Mapping[str, int], where: str) -> None:
+def refuse_other_schedule(
+    values: Mapping[str, Any], wanted: Mapping[str, object], where: str
+) -> None:
     """Raise `CheckpointMismatch` if the values of a synchronous checkpoint are of another schedule.
 
     Other samples would be read, or summed in another order. What an old one lacks is not compared.
     """
     found = {"virtual_shards": values.get(VIRTUAL_SHARDS), "drop_last": 0}
+    found["compression"] = "none"
     found |= values.get(SCHEDULE, {})
     other = [name for name, value in wanted.items() if found.get(name) not in (None, value)]
     if other:

@@ -42,6 +42,8 @@ _FLOAT_BYTES: Final = 4
 NAMED: Final = "named"
 """The part of a contribution that counts the shards whose losses name their optimizer."""
 
+_GRADIENT: Final = "gradient."
+
 _HOOKS: Final = 1 << 32
 """Takes the place of a shard's number for what happens once a step."""
 
@@ -73,6 +75,7 @@ class TorchComputer(Computer):
         self._modes: dict[torch.nn.Module, bool] = {}
         """Whether each module was in training mode when the loop began."""
         super().__init__(schedule, self._schema(), ShardLoader(schedule), busy)
+        self.compressed_elements = sum(param.numel() for param in self._trained.values())
         views = {part.name: part for part in self.schema.parts}
         self._means: Final = {
             name: torch.from_numpy(self.means[part.start : part.stop].reshape(part.shape))
@@ -275,7 +278,7 @@ class TorchComputer(Computer):
         if task.weight:
             found[USED] = np.array([name in self._gradients for name in self._trained], np.float32)
             for name, gradient in self._gradients.items():
-                found[f"gradient.{name}"] = self._array(f"gradient.{name}", gradient)
+                found[f"{_GRADIENT}{name}"] = self._array(f"{_GRADIENT}{name}", gradient)
         found |= self._reset_buffers(task.weight * self._is_last(is_named=self._is_named))
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()  # the copies
@@ -381,7 +384,7 @@ class TorchComputer(Computer):
             )
         used = self._means[USED]
         for place, (name, parameter) in enumerate(self._trained.items()):
-            mean = self._means[f"gradient.{name}"]
+            mean = self._means[f"{_GRADIENT}{name}"]
             parameter.grad = mean.to(parameter.device, parameter.dtype) if used[place] else None
         # The sum tells, as a rank without a shard has not run the body.
         is_named = bool(self._means[NAMED])
@@ -417,13 +420,14 @@ class TorchComputer(Computer):
         self._state.undo(self._values)
 
     def _schema(self) -> GradientSchema:
-        shapes = {f"gradient.{name}": tuple(param.shape) for name, param in self._trained.items()}
+        shapes = {f"{_GRADIENT}{name}": tuple(param.shape) for name, param in self._trained.items()}
         shapes |= {
             f"buffer.{name}": tuple(buffer.shape) for name, buffer in self._state.buffers.items()
         }
         shapes |= {USED: (len(self._trained),), NAMED: (1,)}
         parts, start = [], 0
-        for name in sorted(shapes):
+        # Gradients first: what follows them is never compressed.
+        for name in sorted(shapes, key=lambda name: (not name.startswith(_GRADIENT), name)):
             parts.append(Part(name, shapes[name], start))
             start = parts[-1].stop
         return GradientSchema(parts=tuple(parts), metrics=())

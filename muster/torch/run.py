@@ -18,7 +18,11 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
-from muster.contracts.job.field_types import VIRTUAL_SHARDS_OF_SCRIPTS
+from muster.contracts.job.field_types import (
+    COMPRESSION_WANTED,
+    VIRTUAL_SHARDS_OF_SCRIPTS,
+    is_compression,
+)
 from muster.contracts.job.problems import batch_size_problem
 from muster.contracts.job.status import Reason
 from muster.contracts.messages.rank import LoopEnded, PermanentFailure
@@ -72,6 +76,8 @@ def join(  # noqa: PLR0913  what a training loop has
     drop_last: bool = False,
     epochs: int = 1,
     seed: int = 0,
+    compression: str | None = None,
+    compression_groups: int | None = None,
     check: bool = True,
 ) -> "Run":
     """Return this process's run; its model and optimizer belong to the run from now on.
@@ -82,8 +88,10 @@ def join(  # noqa: PLR0913  what a training loop has
     leaves out the samples that do not fill its last batch. `scheduler`, or each of a list, steps
     once after each step and is part of the state. `sampler` gives the numbers of an epoch's samples
     in their order: a sampler of torch, or a function of the epoch's number; without it every sample
-    comes once, in a random order. Fields of the job that are not at their defaults replace
-    `batch_size`, `epochs` and `seed`.
+    comes once, in a random order. `compression` is how gradients are sent between hosts: "int8",
+    "bf16", "fp16" or "random:0.1", which sends a tenth; they are rounded in `compression_groups`
+    (docs/training.md). Fields of the job that are not at their defaults replace `batch_size`,
+    `epochs`, `seed` and these two.
     `check=False` leaves unchecked whether the body of the loop gives the same bits each time; the
     job says so. A spare process waits here until it replaces a rank. Raises `InvalidEnvironment`
     and `InvalidProgram`.
@@ -95,7 +103,13 @@ def join(  # noqa: PLR0913  what a training loop has
             "train another one in a job of its own"
         )
     _HAS_JOINED.set()
-    own = {"epochs": epochs, "seed": seed}
+    own: dict[str, object] = {"epochs": epochs, "seed": seed}
+    refusal = ""
+    if compression is not None:
+        if is_compression(compression):
+            own |= {"compression": compression, "compression_groups": compression_groups or ""}
+        else:
+            refusal = f"join(compression={compression!r}): {COMPRESSION_WANTED}"
     own_variables = {JOB_VARIABLES[name]: str(value) for name, value in own.items()}
     own_variables[JOB_VARIABLES["mode"]] = "synchronous"
     own_variables[JOB_VARIABLES["virtual_shards"]] = str(VIRTUAL_SHARDS_OF_SCRIPTS)
@@ -117,6 +131,7 @@ def join(  # noqa: PLR0913  what a training loop has
         num_workers=num_workers,
         drop_last=drop_last,
         check=check,
+        refusal=refusal,
     )
 
 
@@ -137,6 +152,7 @@ class Run:
         num_workers: int,
         drop_last: bool,
         check: bool,
+        refusal: str,
     ) -> None:
         keep_freed_memory()  # each shard has fresh gradients
         threads = os.environ.get("OMP_NUM_THREADS") or "1"
@@ -154,6 +170,8 @@ class Run:
         if not (was_spare := self.settings.is_spare):
             self._start_supervision()
         with self._busy:
+            if refusal:
+                raise InvalidProgram(refusal)
             if self.settings.mode != "synchronous":
                 raise InvalidProgram(
                     "the ranks of this script train one model, those of its job one each: submit "

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.collectives.backend import Backend
+from muster.collectives.reduction.compressed import Compression
 from muster.collectives.reduction.reducer import Vector
 from muster.collectives.reduction.tree import Block
 from muster.contracts.errors import MusterError
@@ -244,6 +245,9 @@ class Computer(ABC):
         self.turn = 0
         """How many updates the present step has had: some take it in turns, with a sum for each."""
         self.checks = Checks()
+        self.compression: Compression | None = None
+        self.compressed_elements = schema.gradient_elements
+        """How many elements of the summed vector, the first, a job may compress."""
 
     @property
     def values(self) -> bytes:

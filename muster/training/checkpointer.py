@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from muster.checkpoints.errors import CheckpointError, CheckpointMismatch, OtherArithmetic
 from muster.checkpoints.listing import refuse_other_schedule
 from muster.checkpoints.manifest import ARITHMETIC, BEST, SCHEDULE, VALUES, VIRTUAL_SHARDS, Manifest
-from muster.contracts.job.field_types import ResumeFrom
+from muster.contracts.job.field_types import ResumeFrom, compression_facts
 from muster.contracts.messages.rank import EpochDone
 from muster.contracts.messages.storage import OpenCheckpoints
 from muster.contracts.settings.environ import RankSettings
@@ -78,7 +78,10 @@ class Checkpointer:
         """Save the replica, and call `on_saved` once it is durable; see `RemoteCheckpoints`."""
         checkpoints = self._checkpoints_of(generation, world_size)
         position = replica.committed.position
-        values = {EPOCHS: rows_of(replica.committed.epochs), SCHEDULE: _facts(schedule)}
+        values = {
+            EPOCHS: rows_of(replica.committed.epochs),
+            SCHEDULE: _facts(schedule) | self._compression(),
+        }
         values[VIRTUAL_SHARDS] = schedule.virtual_shards
         if (arithmetic := self.arithmetic) is not None:
             values[ARITHMETIC] = arithmetic.value
@@ -156,7 +159,8 @@ class Checkpointer:
         if checkpoint is None:
             return False
         state = dict(checkpoint.state)
-        wanted = {"drop_last": 0, **_facts(schedule), "virtual_shards": schedule.virtual_shards}
+        wanted = {"drop_last": 0, "compression": "none", **_facts(schedule), **self._compression()}
+        wanted["virtual_shards"] = schedule.virtual_shards
         refuse_other_schedule(state, wanted, f"of step {checkpoint.step}")
         for name in (SCHEDULE, VIRTUAL_SHARDS):
             state.pop(name, None)
@@ -224,6 +228,9 @@ class Checkpointer:
             )
         return self._checkpoints
 
+    def _compression(self) -> dict[str, str | int]:
+        return compression_facts(self._settings.compression, self._settings.compression_groups)
+
     def _place_of(self, job_id: str) -> str:
         return str(checkpoints_of_job(self._settings.checkpoint_dir, job_id))
 
@@ -240,7 +247,7 @@ def epochs_of(rows: NDArray[Any]) -> tuple[EpochDone, ...]:
     return tuple(EpochDone(**dict(zip(names, row, strict=True))) for row in rows.tolist())
 
 
-def _facts(schedule: Schedule) -> dict[str, int]:
+def _facts(schedule: Schedule) -> dict[str, int | str]:
     return {
         "batch_size": schedule.batch_size,
         "seed": schedule.seed,

@@ -86,6 +86,7 @@ class Reporter:
         self.is_unchecked = False
         """Whether the program may give other bits each time; see `RankProgress`."""
         self._epochs_reported = 0
+        self._has_unused_host = False
         self._next_line_at = 0.0
         atexit.register(self.checkpointer.close)
 
@@ -122,6 +123,7 @@ class Reporter:
                 if self._metric is not None:
                     best = self.checkpointer.best(worker_group.round, len(worker_group.members))
                     self._best = math.inf if best is None else self._sign * best
+            self._warn_of_unused(worker_group)
         # A rank with nothing left to do reports no other step than this one.
         self._take_position(replica)
         step = replica.position.step
@@ -129,6 +131,18 @@ class Reporter:
         self.supervision.report_next()  # the job's events tell when each group took its first step
         verb = "is paused" if worker_group.paused else "goes on"
         self._print(step, f"{verb} with {len(worker_group.members)} workers")
+
+    def _warn_of_unused(self, worker_group: WorkerGroup) -> None:
+        """Warn once of hosts that are more than the groups of compression."""
+        hosts = [*dict.fromkeys(member.host for member in worker_group.members)]
+        groups = self._settings.compression_groups or len(hosts)
+        if (unused := ", ".join(hosts[groups:])) and not self._has_unused_host:
+            self._has_unused_host = True
+            self.supervision.warn(
+                f"compression_groups is {groups}, and a group lies on one host: of {len(hosts)} "
+                f"hosts {unused} computes nothing. Run the job on fewer hosts, or a new one with "
+                "more groups"
+            )
 
     def on_peer_lost(self, worker_group: WorkerGroup, error: CollectiveError) -> None:
         unreachable = error.rank if isinstance(error, PeerUnreachable) else None

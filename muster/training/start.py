@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from muster.collectives.reduction.compressed import KINDS
 from muster.contracts.messages.rank import SPARE_READY, Ready
 from muster.contracts.messages.wire import encode
 from muster.contracts.settings.environ import RankSettings
@@ -77,7 +78,18 @@ def ready_trainer(
         updates = SingleRankUpdates(settings.rank, lambda: supervision.is_stopping)
     else:
         updates = AgentGroupUpdates(agent.socket, lambda: supervision.is_stopping)
-    groups = group_factory(settings, settings.virtual_shards, computer.elements, updates)
+    if settings.compression is not None:
+        kind, _, ratio = settings.compression.partition(":")
+        computer.compression = KINDS[kind](
+            settings.virtual_shards,
+            settings.compression_groups or 1,
+            computer.compressed_elements,
+            settings.seed,
+            float(ratio or 1),
+        )
+    groups = group_factory(
+        settings, settings.virtual_shards, computer.elements, updates, computer.compression
+    )
     supervision.report_code()
     supervision.send(Ready(port=groups.port))
     stamp("rank ready")

@@ -142,6 +142,8 @@ class Trainer:
         self._groups: Final = groups
         self._callbacks: Final = callbacks
         self._arithmetic: Final = arithmetic
+        self._compression: Final = computer.compression
+        self._groups_of_leaves: Final = 0 if self._compression is None else self._compression.groups
         self._held: Final[list[Block]] = []
         """Blocks of step `_held_step` whose sums are in the slots, in slot order."""
         self._held_step = -1
@@ -232,6 +234,7 @@ class Trainer:
             self._arithmetic,
             lambda: self._callbacks.load_state(worker_group, self._replica),
             self._schedule.totals,
+            groups=self._groups_of_leaves,
         )
         self._take_over()
         yield from self._computer.checks.meet(group.backend, self._replica, self._updates.check)
@@ -252,7 +255,8 @@ class Trainer:
         self, worker_group: WorkerGroup, group: Group, assignment: BlockAssignment
     ) -> Tasks[None]:
         """Take every remaining step; return once the last checkpoint is durable."""
-        even = assign_blocks([()] * group.backend.world_size, self._schedule.virtual_shards)
+        shards, size = self._schedule.virtual_shards, group.backend.world_size
+        even = assign_blocks([()] * size, shards, self._groups_of_leaves, group.backend.hosts)
         is_best = self._callbacks.is_best(self._replica)  # its saver may have died
         wants_save = self.is_saver and (worker_group.save or is_best)
         wants_save = wants_save and not self._try_to_save(worker_group, is_requested=True)
@@ -315,6 +319,8 @@ class Trainer:
         # In a slot that is summed. A rank without blocks asks again in the next step.
         if self.stop_requested and blocks:
             group.reducer.slots[0][STOP_REQUESTS] = 1
+        if self._compression is not None:
+            self._compression.begin(step, self._computer.turn)
         total = group.reducer.all_reduce(assignment, timeout_seconds=PEER_TIMEOUT_SECONDS)
         yield from self._replay.check(
             group.backend, self._replica.state, step, assignment, group.reducer.slots

@@ -43,7 +43,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     env = {"PAUSE_SECONDS": "0", "DIES": "-1", "PAUSE": "0", "WORKERS": "0"}
     scripts = {
         name: f"import os\nos.environ |= {env}\n{script}"
-        for name, script in {"example": EXAMPLE.read_text(), **OPTIMIZERS}.items()
+        for name, script in {"example": EXAMPLE.read_text(), **OPTIMIZERS, **COMPRESSED}.items()
     }
     ends = run_scripts(tmp_path_factory.mktemp("alone"), scripts)
     return {name: digest_of(stdout) for name, (_, stdout, _) in ends.items()}
@@ -345,6 +345,7 @@ tensors = [*model.state_dict().values()]
 
 
 OPTIMIZERS = {"in turns": GAN, "together": TOGETHER}
+COMPRESSED = {"compressed": GAN.replace("epochs=6,", 'epochs=6, compression="int8",')}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -366,6 +367,20 @@ def test_several_optimizers_survive_kills_and_a_stop(
     assert digests(installation, resumed, 3) == {alone[name]}
     audit = installation.request("GET", f"/jobs/{resumed}/audit").json()
     assert [epoch["samples"] for epoch in audit["epochs"]] == [80] * 6
+
+
+def test_compression_of_a_job_is_that_of_its_script(
+    installation: Installation, tmp_path: Path, alone: dict[str, str]
+) -> None:
+    """In turns, and with the buffers of a model, which stay whole."""
+    (tmp_path / "train.py").write_text(GAN)
+    command = [sys.executable, "-W", "ignore", "train.py"]
+    env = {"DIES": "1", "PAUSE": "0", "WORKERS": "0"}
+    fields = {"command": command, "working_dir": str(tmp_path), "compression": "int8"}
+    job_id = submit(installation, 2, env=env, min_workers=2, **fields)
+    assert installation.complete(job_id)["step"] == 18
+    assert digests(installation, job_id, 2) == {alone["compressed"]}
+    assert alone["compressed"] != alone["in turns"]
 
 
 REPORTS = f"""{SMALL}

@@ -63,6 +63,10 @@ MISTAKES = {
         "muster.torch.join(model, optimizer, data=data)",
         "train.py:12: muster.torch.join() was called before in this process",
     ),
+    "compresses as it cannot": (
+        'run = muster.torch.join(model, optimizer, data=data, compression="topk")',
+        "join(compression='topk'): use int8, bf16, fp16 or",
+    ),
     "has a stream": (
         "class Stream(torch.utils.data.IterableDataset): __iter__ = None\n"
         + JOIN.format("Stream()"),

@@ -13,6 +13,8 @@ import numpy as np
 
 from muster.checkpoints.errors import CheckpointFailed
 from muster.collectives.errors import CollectiveError
+from muster.collectives.reduction.compressed import KINDS, Compression
+from muster.collectives.reduction.host_reducer import HostReducer
 from muster.collectives.reduction.message_reducer import MessageReducer
 from muster.collectives.simulated import SimulatedBackend
 from muster.contracts.messages.rank import GroupMember, WorkerGroup
@@ -66,6 +68,10 @@ class Regression:
     def update(self, state: State, gradients: State, _step: int) -> dict[str, np.ndarray]:
         momentum = np.float32(0.9) * state["momentum"] + gradients["weights"]
         return {"weights": state["weights"] - np.float32(0.05) * momentum, "momentum": momentum}
+
+
+def compression_of(kind: str, leaves: int, elements: int, groups: int = 4) -> Compression:
+    return KINDS[kind](leaves, groups, elements, 3, 0.3)
 
 
 def write_samples(directory: Path, samples: int, shards: int = 3) -> Path:
@@ -138,6 +144,7 @@ class Player:
     replica: Replica
     thread: threading.Thread | None = None
     slots: np.ndarray | None = None
+    compression: Compression | None = None
     outcome: Outcome | BaseException | None = None
     joined_round: int = 0
     """The last round that was in force for it; 0: none."""
@@ -156,6 +163,9 @@ class Stage:
     replay_every: int | None = None
     drawer: type[RandomAccess] = RandomAccess
     reducer: type[MessageReducer] = MessageReducer
+    compression: str | None = None
+    hosts: int = 1
+    """Workers are on them in turn."""
     script: dict[int, list[Callable[[], None]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -281,8 +291,14 @@ class Stage:
                 group.round, SimulatedBackend.create_group(len(group.members))
             )
         backend = group[place]
-        reducer = self.reducer(backend, player.slots)
-        return Group(backend, reducer)
+        backend.hosts = tuple(member.worker_id % self.hosts for member in update.group.members)
+        compression = player.compression
+        if compression is None:
+            return Group(backend, self.reducer(backend, player.slots))
+        if len({*backend.hosts}) == 1:
+            reducer = self.reducer(backend, player.slots, compression.adder_of)
+            return Group(backend, reducer)
+        return Group(backend, HostReducer(backend, player.slots, compression))
 
     def _player(self, worker_id: int, rank: int) -> Player:
         drawer = self.drawer(open_source(self.data))
@@ -298,7 +314,12 @@ class Stage:
         program = self.program()
         initial = program.initial(3)
         computer = BlockComputer(program, schedule, drawer, initial, BusyFlag())
+        if self.compression is not None:
+            computer.compression = compression_of(
+                self.compression, self.virtual_shards, computer.compressed_elements
+            )
         player = Player(worker_id, rank, ScriptedUpdates(), Replica(initial))
+        player.compression = computer.compression
         player.slots = np.zeros((self.virtual_shards, computer.elements), np.float32)
         trainer = Trainer(
             computer=computer,

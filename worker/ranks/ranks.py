@@ -385,8 +385,8 @@ class GroupPublisher:
     The memory is anonymous (memfd), so only ranks that get a descriptor can see it. An arena
     belongs to one attempt and is never reused. The result, which all members write, is created anew
     for each group round: a rank of an older round that was suspended still writes into memory that
-    nothing reads. In a group of several hosts each member gets its own arena alone, for the sums
-    that it holds.
+    nothing reads. In a group of several hosts each member gets its own arena first, for the sums
+    that it holds, and then a result and the arenas of this host.
     """
 
     def __init__(self, ranks: RankTable, host: str) -> None:
@@ -425,15 +425,14 @@ class GroupPublisher:
         if len(members) < len(found):
             self._recipients = []
             return
-        memory: list[int] = []
-        if len(here) == len(placed):
-            if self._result is None:
-                self._result = os.memfd_create("muster-result", os.MFD_CLOEXEC)
-            memory = [self._result, *(member.arena for member in members)]
+        if self._result is None:
+            self._result = os.memfd_create("muster-result", os.MFD_CLOEXEC)
+        memory = [self._result, *(member.arena for member in members)]
+        is_alone = len(here) == len(placed)
         self._recipients = [rank for rank in self._ranks.running if rank in self._recipients]
         for rank in self._recipients:
-            # Only members get memory; those of several hosts share none.
-            own = (memory or [rank.arena]) if rank in members else []
+            own = [] if is_alone else [rank.arena]
+            own = [*own, *memory] if rank in members else []  # only members get memory
             if self._is_pending(rank) and rank.send_group(self._order.group, own):
                 self._sent_on[rank] = rank.channel
 

@@ -23,7 +23,14 @@ from numpy.typing import NDArray
 from muster.collectives.backend import TIMEOUT_SECONDS
 from muster.collectives.deadline import Deadline
 from muster.collectives.reduction.reducer import Vector
-from muster.collectives.reduction.summation import add_piece, add_up, plan_of, quiet_context
+from muster.collectives.reduction.summation import (
+    Adder,
+    AdderOf,
+    add_piece,
+    plan_of,
+    quiet_context,
+    tree_adder,
+)
 from muster.collectives.reduction.tree import Block, BlockAssignment
 from muster.collectives.transports.arena import PUBLISHED, SUMMED, map_memory
 from muster.collectives.transports.flags import Flags
@@ -43,18 +50,23 @@ class ArenaReducer:
     same call, or until the rank joins a new generation.
     """
 
-    def __init__(self, flags: Flags, result_descriptor: int) -> None:
+    def __init__(
+        self, flags: Flags, result_descriptor: int, adder_of: AdderOf = tree_adder
+    ) -> None:
         """`result_descriptor` is the memfd that all ranks of the group share.
 
-        The caller keeps it and may close it. Raises `TransportFailed`.
+        The caller keeps it and may close it. `adder_of` says how blocks are added up. Raises
+        `TransportFailed`.
         """
         geometry = flags.own.geometry
         self._flags = flags
+        self._adder_of = adder_of
+        self._is_alone = geometry.is_short and adder_of is tree_adder
         self.slots = flags.own.slots
         self._result = (
             np.empty(geometry.elements, np.float32)
-            if geometry.is_short
-            else _shared_vector(result_descriptor, geometry.elements)
+            if self._is_alone
+            else shared_vector(result_descriptor, geometry.elements)
         )
         # Callers get the shared memory without a copy; a store to it would change all ranks' sums.
         self._view = self._result.view()
@@ -81,20 +93,25 @@ class ArenaReducer:
                 f"{[len(blocks) for blocks in assignment]} blocks are assigned, but the "
                 f"group has {world_size} ranks with {slot_count} slots each"
             )
-        strategy = _SumAlone if self._flags.own.geometry.is_short else _SumTogether
-        self._sum = strategy(self._flags, assignment, self._result)
+        if self._is_alone:
+            self._sum = _SumAlone(self._flags, assignment, self._result)
+        else:
+            add = self._adder_of([block for blocks in assignment for block in blocks])
+            self._sum = _SumTogether(self._flags, assignment, self._result, add)
         self._assignment = assignment
 
 
 class _SumTogether:
     """Each rank sums its part of the elements into the shared result."""
 
-    def __init__(self, flags: Flags, assignment: BlockAssignment, result: Vector) -> None:
+    def __init__(
+        self, flags: Flags, assignment: BlockAssignment, result: Vector, add: Adder
+    ) -> None:
         self._flags = flags
-        self._plan = plan_of([block for blocks in assignment for block in blocks])
+        self._add = add
         part = part_of(result.size, flags.rank, flags.world_size)
         self._operands = _rows([arena.slots[:, part] for arena in flags.arenas], assignment)
-        self._target = result[part]
+        self._target, self._start = result[part], part.start
         self._summed = 0
 
     def run(self, call: int, timeout_seconds: float) -> None:
@@ -103,7 +120,7 @@ class _SumTogether:
         flags.wait_for_all(PUBLISHED, call, deadline)  # before the loads from others
         # Else the call was interrupted after this. Others may have passed it and write their slots.
         if self._summed != call:
-            add_up(self._plan, self._operands, self._target)
+            self._add(self._operands, self._target, self._start)
             self._summed = call
             flags.raise_to(SUMMED, call)
         flags.wait_for_all(SUMMED, call, deadline)
@@ -144,7 +161,7 @@ def _rows(arrays: Sequence[NDArray[np.float32]], assignment: BlockAssignment) ->
     ]
 
 
-def _shared_vector(descriptor: int, elements: int) -> Vector:
+def shared_vector(descriptor: int, elements: int) -> Vector:
     memory = map_memory(descriptor, elements * np.dtype(np.float32).itemsize, is_writable=True)
     return np.ndarray((elements,), np.float32, memory)
 

@@ -7,7 +7,7 @@ saves the second exchange.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from muster.collectives.backend import TIMEOUT_SECONDS, Backend
 from muster.collectives.deadline import Deadline
 from muster.collectives.reduction.reducer import Vector
-from muster.collectives.reduction.summation import Plan, add_up, plan_of
+from muster.collectives.reduction.summation import Adder, AdderOf, tree_adder
 from muster.collectives.reduction.tree import Block, BlockAssignment
 from muster.contracts.shards import ranges
 
@@ -36,13 +36,19 @@ Pieces: TypeAlias = Sequence[slice]
 class MessageReducer:
     """The `Reducer` over any `Backend`."""
 
-    def __init__(self, backend: Backend, slots: NDArray[np.float32]) -> None:
-        """`slots` belongs to the caller and is reused by later groups."""
+    def __init__(
+        self, backend: Backend, slots: NDArray[Any], adder_of: AdderOf = tree_adder
+    ) -> None:
+        """`slots` belongs to the caller and is reused by later groups.
+
+        They are float32 unless `adder_of`, which says how blocks are added up, takes another type.
+        """
         elements = slots.shape[1]
         self._backend = backend
         self._peers = [rank for rank in range(backend.world_size) if rank != backend.rank]
         self.slots = slots
-        self._result = np.zeros(elements, np.float32)
+        self._result = np.zeros(elements, slots.dtype)
+        self._adder_of: Final = adder_of
         self._nothing: Pieces = [slice(0, 0)] * backend.world_size
         self._small = elements * backend.world_size <= SMALL_ELEMENTS
         self._rounds = rounds_of(elements, backend.world_size)
@@ -50,8 +56,8 @@ class MessageReducer:
             # Every rank sums the whole vector, so the slice for each peer is all of it.
             self._rounds = [[slice(0, elements)] * backend.world_size]
         self._assignment: BlockAssignment = []
-        self._plan: Plan
-        self._inbox: list[NDArray[np.float32]]
+        self._add: Adder
+        self._inbox: list[NDArray[Any]]
 
     def all_reduce(
         self, assignment: BlockAssignment, *, timeout_seconds: float = TIMEOUT_SECONDS
@@ -77,10 +83,10 @@ class MessageReducer:
             raise ValueError(
                 f"rank {rank} has {len(assignment[rank])} blocks for {len(self.slots)} slots"
             )
-        self._plan = plan_of([block for blocks in assignment for block in blocks])
+        self._add = self._adder_of([block for blocks in assignment for block in blocks])
         longest = max(piece.stop - piece.start for piece in self._rounds[0])
         self._inbox = [
-            np.empty((len(blocks) if peer != rank else 0, longest), np.float32)
+            np.empty((len(blocks) if peer != rank else 0, longest), self.slots.dtype)
             for peer, blocks in enumerate(assignment)
         ]
         self._assignment = assignment
@@ -101,14 +107,14 @@ class MessageReducer:
 
     def _add_up(self, piece: slice) -> None:
         rank = self._backend.rank
-        # In the order of the plan's blocks, rank by rank. Our own are read where they are.
+        # In the order of the adder's blocks, rank by rank. Our own are read where they are.
         operands: list[Vector] = []
         for peer, blocks in enumerate(self._assignment):
             own = self.slots[: len(blocks), piece]
             operands.extend(own if peer == rank else self._inbox_of(peer, piece))
-        add_up(self._plan, operands, self._result[piece])
+        self._add(operands, self._result[piece], piece.start)
 
-    def _inbox_of(self, peer: int, piece: slice) -> NDArray[np.float32]:
+    def _inbox_of(self, peer: int, piece: slice) -> NDArray[Any]:
         """Return the memory for the slices of `peer` that belong to this rank's `piece`."""
         return self._inbox[peer][:, : piece.stop - piece.start]
 

@@ -6,10 +6,10 @@ of gradients across blocks go through here.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import Context, copy_context
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,13 @@ alone, so the size of a piece changes the speed and never a bit."""
 NAN_BITS: Final = np.uint32(0x7FC00000)
 """The canonical NaN of a result. Sign and payload of a computed NaN depend on operand order and on
 the instruction used."""
+
+
+Adder: TypeAlias = Callable[[Sequence[Vector], Vector, int], None]
+"""Writes the sum of vectors, of fixed blocks in their order, into a slice of the result; the last
+argument is the element with which that begins."""
+
+AdderOf: TypeAlias = Callable[[Sequence[Block]], Adder]
 
 
 class Addition(NamedTuple):
@@ -63,6 +70,12 @@ def plan_of(blocks: Sequence[Block]) -> Plan:
     return Plan(blocks=tuple(blocks), additions=additions, temporaries=used - result)
 
 
+def tree_adder(blocks: Sequence[Block]) -> Adder:
+    """Return what adds up vectors of these blocks as they are; raises ValueError as `plan_of`."""
+    plan = plan_of(blocks)
+    return lambda vectors, out, _start: add_up(plan, vectors, out)
+
+
 def add_up(plan: Plan, vectors: Sequence[Vector], out: Vector) -> None:
     """Write the root's sum of `vectors`, the plan's blocks in their order, into `out`.
 
@@ -92,7 +105,7 @@ def add_piece(plan: Plan, buffers: Sequence[Vector]) -> None:
     result = buffers[len(plan.blocks)]
     if not plan.additions:
         np.copyto(result, buffers[0])
-    _canonicalise(result)
+    canonicalise(result)
 
 
 def quiet_context() -> Context:
@@ -105,7 +118,7 @@ def quiet_context() -> Context:
     return context
 
 
-def _canonicalise(piece: Vector) -> None:
+def canonicalise(piece: Vector) -> None:
     """Replace NaN by `NAN_BITS`. argmax returns a NaN if there is one: one pass in the cache."""
     if piece.size and math.isnan(piece[piece.argmax()]):
         piece.view(np.uint32)[np.isnan(piece)] = NAN_BITS

@@ -6,7 +6,9 @@ addition is commutative but not associative: fixing the tree fixes the bits, for
 ranks and every history of failures.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple, TypeAlias
 
 from muster.contracts.shards import ranges
@@ -35,6 +37,10 @@ class Block(NamedTuple):
         """The two nodes whose sum this one is, left operand first."""
         return Block(self.level - 1, 2 * self.number), Block(self.level - 1, 2 * self.number + 1)
 
+    def below(self, level: int) -> "Block":
+        """Return this node as one of the tree whose root is the node of `level` above it."""
+        return Block(self.level, self.number & (1 << level - self.level) - 1)
+
 
 BlockAssignment: TypeAlias = Sequence[Sequence[Block]]
 """The blocks of each rank, in slot order. Together they cover all leaves once."""
@@ -59,6 +65,12 @@ def blocks_of_range(start: int, stop: int) -> Iterator[Block]:
         start += 1 << level
 
 
+def nodes_of(leaves: Iterable[int]) -> tuple[Block, ...]:
+    """Return the fewest nodes that cover exactly these leaves, left to right."""
+    runs = _runs([Block(0, leaf) for leaf in sorted(leaves)])
+    return tuple(node for start, stop in runs for node in blocks_of_range(start, stop))
+
+
 def gaps(held: Iterable[Block], leaves: int) -> list[Block]:
     """Return the fewest nodes that cover exactly the leaves below none of `held`."""
     missing: list[Block] = []
@@ -69,13 +81,52 @@ def gaps(held: Iterable[Block], leaves: int) -> list[Block]:
     return [*missing, *blocks_of_range(at, leaves)]
 
 
-def assign_blocks(held: Sequence[Sequence[Block]], leaves: int) -> list[tuple[Block, ...]]:
+def assign_blocks(
+    held: Sequence[Sequence[Block]], leaves: int, groups: int = 0, hosts: Sequence[int] = ()
+) -> list[tuple[Block, ...]]:
     """Return the blocks of each rank: those it holds, and its part of those that no rank holds.
 
     The leaves below no held block are cut, from left to right, into one contiguous part per rank,
     equal to within one leaf (`ranges`). Every rank computes the same assignment.
+
+    With `groups`, each of so many equal subtrees lies on one host, and no block is above one.
+    `hosts` has the host of each rank. A group that is begun stays where it is. Of the others each
+    host gets one, as far as they go, and then as it has ranks, which share its leaves.
     """
     missing = gaps((block for blocks in held for block in blocks), leaves)
+    if not groups:
+        return _deal(held, missing)
+    size, hosts = leaves // groups, hosts or [0] * len(held)
+    begun = zip(hosts, held, strict=True)
+    owners = {block.start // size: host for host, blocks in begun for block in blocks}
+    free = [group for group in range(groups) if group not in owners]
+    counts, ranks = dict.fromkeys(hosts, 0) | Counter(owners.values()), Counter(hosts)
+    wanted = dict.fromkeys(counts, 0)
+    for _ in free:
+        host = min(counts, key=lambda it: (counts[it] > 0, (counts[it] + 1) / ranks[it]))
+        counts[host] += 1
+        wanted[host] += 1
+    dealt = iter(free)
+    for host, count in wanted.items():  # contiguous, so that a host has few nodes above its groups
+        owners |= dict.fromkeys(islice(dealt, count), host)
+    missing = [part for block in missing for part in _cut(block, size)]
+    assigned: list[tuple[Block, ...]] = [()] * len(held)
+    for host in counts:
+        members = [rank for rank, place in enumerate(hosts) if place == host]
+        share = [block for block in missing if owners[block.start // size] == host]
+        parts = _deal([held[rank] for rank in members], share)
+        for rank, blocks in zip(members, parts, strict=True):
+            assigned[rank] = tuple(part for block in blocks for part in _cut(block, size))
+    return assigned
+
+
+def _cut(block: Block, size: int) -> Iterator[Block]:
+    """Yield the nodes of at most so many leaves that a block consists of."""
+    for start in range(block.start, block.stop, size):
+        yield from blocks_of_range(start, min(start + size, block.stop))
+
+
+def _deal(held: Sequence[Sequence[Block]], missing: Sequence[Block]) -> list[tuple[Block, ...]]:
     sizes = [stop - start for start, stop in ranges(sum(b.size for b in missing), len(held))]
     assigned = [list(blocks) for blocks in held]
     rank, left = 0, sizes[0]

@@ -1,5 +1,6 @@
 """What a field of a job may hold: types, patterns, limits, and how some of them are checked."""
 
+import re
 from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
@@ -77,6 +78,46 @@ class KeepBest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     metric: Annotated[str, Meta(pattern="^.{1,128}$", extra={"wanted": "name a metric"})]
     mode: Literal["min", "max"] = "min"
+
+
+COMPRESSION_RATIO_MIN: Final = 1e-6
+
+
+class RandomCompression(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Of each gradient, some elements by chance. Its text is ``random:RATIO``."""
+
+    kind: Literal["random"]
+    ratio: Annotated[float, Meta(ge=COMPRESSION_RATIO_MIN, le=1)]
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.ratio}"
+
+
+COMPRESSION_WANTED: Final = (
+    "use int8, bf16, fp16 or {kind: random, ratio: 0.1}; top-k, sign and PowerSGD need a residual, "
+    "which managed jobs do not keep: they are for muster.collectives"
+)
+COMPRESSION_PATTERN: Final = "^(int8|bf16|fp16|random:[0-9.e-]{1,25})$"
+COMPRESSION_GROUPS: Final = 8
+COMPRESSION_GROUPS_LIMIT: Final = 64
+"""Of more, int8 would have no level but 0."""
+
+
+def is_compression(text: str) -> bool:
+    """Return whether `text` has the form that ranks are given: a kind, or ``random:RATIO``."""
+    if not re.fullmatch(COMPRESSION_PATTERN, text):
+        return False
+    try:
+        return COMPRESSION_RATIO_MIN <= float(text.partition(":")[2] or 1) <= 1
+    except ValueError:
+        return False
+
+
+def compression_facts(compression: object, groups: int | None) -> dict[str, str | int]:
+    """Return what a checkpoint says of the compression with which it was made; {} for none."""
+    if compression is None or groups is None:
+        return {}
+    return {"compression": f"{compression}", "compression_groups": groups}
 
 
 class ResumeFrom(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,6 +15,7 @@ from muster.contracts.job.engine import SCHEDULERS
 from muster.contracts.job.field_types import (
     COMMAND_LIMIT,
     COMMAND_LIMIT_BYTES,
+    COMPRESSION_RATIO_MIN,
     ENVIRONMENT_LIMIT_BYTES,
     ENVIRONMENT_NAME_PATTERN,
     GROUP_LIMIT,
@@ -25,6 +26,7 @@ from muster.contracts.job.field_types import (
     SAMPLES_PER_SHARD_MIN,
     TEXT_LIMIT,
     fits_shards,
+    is_compression,
     is_power_of_two,
     is_program,
 )
@@ -210,6 +212,7 @@ def problems(spec: JobSpec) -> Iterator[FieldProblem]:
     yield from _command_problems(spec)
     yield from _mode_problems(spec)
     yield from _batch_problems(spec)
+    yield from _compression_problems(spec)
     yield from _engine_problems(spec)
     for name in ("env", "labels", "secrets"):
         yield from _mapping_problems(name, getattr(spec, name))
@@ -319,6 +322,22 @@ def _batch_problems(spec: JobSpec) -> Iterator[FieldProblem]:
             yield FieldProblem("virtual_shards", f"{shards} is not a power of two")
     elif spec.mode == "synchronous" and (problem := batch_size_problem(size, shards)):
         yield FieldProblem("batch_size", f"{spec.batch_size} {problem}")
+
+
+def _compression_problems(spec: JobSpec) -> Iterator[FieldProblem]:
+    groups, is_script = spec.compression_groups, "compression" in spec.left_to_script
+    if spec.compression is not None and spec.mode != "synchronous":
+        yield FieldProblem("compression", "needs mode synchronous: other ranks share no numbers")
+    elif spec.compression is not None and not is_compression(f"{spec.compression}"):
+        words = f"{spec.compression} has a ratio that is not between {COMPRESSION_RATIO_MIN} and 1"
+        yield FieldProblem("compression", words)
+    if not isinstance(groups, int) or not isinstance(spec.virtual_shards, int):
+        return
+    if spec.compression is None and not is_script:
+        yield FieldProblem("compression_groups", "needs compression")
+    elif not is_power_of_two(groups) or groups > spec.virtual_shards:
+        words = f"{groups} is not a power of two up to virtual_shards ({spec.virtual_shards})"
+        yield FieldProblem("compression_groups", words)
 
 
 def batch_size_problem(batch_size: int, virtual_shards: int) -> str | None:

@@ -18,6 +18,10 @@ from muster.contracts.job.engine import (
     scheduled_hosts,
 )
 from muster.contracts.job.field_types import (
+    COMPRESSION_GROUPS,
+    COMPRESSION_GROUPS_LIMIT,
+    COMPRESSION_PATTERN,
+    COMPRESSION_WANTED,
     INDEPENDENT_BATCH_SIZE,
     JOB_ID_PATTERN,
     JOB_ID_WANTED,
@@ -34,6 +38,7 @@ from muster.contracts.job.field_types import (
     Megabytes,
     Mode,
     NodeName,
+    RandomCompression,
     RestartScope,
     ResumeFrom,
 )
@@ -101,6 +106,25 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             "the number of ranks does not."
         ),
     ] = 32
+    compression: Annotated[
+        Annotated[str, Meta(pattern=COMPRESSION_PATTERN, extra={"wanted": COMPRESSION_WANTED})]
+        | RandomCompression
+        | None,
+        Meta(
+            description="How the hosts of a synchronous job send each other gradients: int8, "
+            "bf16, fp16, or random with a ratio, of which the text is random:RATIO. Part of the "
+            "numerics, like virtual_shards, also on one host, where it saves nothing. Default: "
+            "whole, as float32.",
+            examples=["int8", {"kind": "random", "ratio": 0.1}],
+        ),
+    ] = None
+    compression_groups: Annotated[
+        Annotated[int, Meta(ge=1, le=COMPRESSION_GROUPS_LIMIT)] | None,
+        _doc(
+            "Into how many sums compression rounds a gradient, and so the most hosts that compute; "
+            "a power of two. Default: 8, or virtual_shards if that is less."
+        ),
+    ] = None
     backend: Annotated[
         BackendChoice,
         _doc("Transport between the ranks of a synchronous job; auto: shared memory on one host."),
@@ -341,6 +365,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return max(SYNCHRONOUS_BATCH_SIZE, SAMPLES_PER_SHARD_MIN * self.virtual_shards)
 
     @property
+    def effective_compression_groups(self) -> int | None:
+        """How many groups there are; None without compression."""
+        if self.compression is None:
+            return None
+        return self.compression_groups or min(COMPRESSION_GROUPS, self.virtual_shards)
+
+    @property
     def effective_backend(self) -> str:
         """The transport of this job: shared memory for "auto", as all ranks are on one host."""
         return "shared_memory" if self.backend == "auto" else self.backend
@@ -374,7 +405,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The fields that a script with `muster.torch` sets: those that may have been left out."""
         if self.mode == "independent" or self.command is None:
             return frozenset()
-        default, own = JobSpec(), ("batch_size", "epochs", "seed")
+        default, own = JobSpec(), ("batch_size", "epochs", "seed", "compression")
         return frozenset(name for name in own if getattr(self, name) == getattr(default, name))
 
     @property

@@ -20,6 +20,7 @@ import msgspec
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import InvalidEnvironment
 from muster.contracts.job.field_types import (
+    COMPRESSION_WANTED,
     JOB_ID_PATTERN,
     PROGRAM_WANTED,
     RESUME_PATTERN,
@@ -31,6 +32,7 @@ from muster.contracts.job.field_types import (
     KeepBest,
     Mode,
     fits_shards,
+    is_compression,
     is_power_of_two,
     is_program,
 )
@@ -88,6 +90,8 @@ JOB_VARIABLES: Final[Mapping[str, str]] = {
     "mode": "MUSTER_MODE",
     "program": "MUSTER_PROGRAM",
     "virtual_shards": "MUSTER_VIRTUAL_SHARDS",
+    "compression": "MUSTER_COMPRESSION",
+    "compression_groups": "MUSTER_COMPRESSION_GROUPS",
     "backend": "MUSTER_BACKEND",
     "replay_every": "MUSTER_REPLAY_EVERY",
     "bits": "MUSTER_BITS",
@@ -155,6 +159,10 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode
     program: str | None
     virtual_shards: int
+    compression: str | None
+    """The kind, or ``random:RATIO``."""
+    compression_groups: int | None
+    """None without compression."""
     backend: BackendChoice
     replay_every: int | None
     bits: Bits
@@ -181,7 +189,11 @@ class RankSettings(msgspec.Struct, frozen=True, kw_only=True):
             for field in cls.__struct_fields__
             if field in JOB_VARIABLES and field not in _NOT_FOR_RANKS
         }
-        return cls(**own, **fields | {"batch_size": spec.effective_batch_size})
+        fields |= {
+            "batch_size": spec.effective_batch_size,
+            "compression_groups": spec.effective_compression_groups,
+        }
+        return cls(**own, **fields)
 
 
 class HostPlace(msgspec.Struct, frozen=True, kw_only=True):
@@ -295,6 +307,9 @@ def process_tag(job_uid: str, rank: int, attempt: int) -> str:
 def _read_job(environ: Mapping[str, str]) -> dict[str, Any]:
     hints = get_type_hints(JobSpec, include_extras=True)
     found = {}
+    name = JOB_VARIABLES["compression"]  # before it is converted, which would not say what it means
+    if (text := environ.get(name)) and not is_compression(text):
+        raise InvalidEnvironment(name, text, COMPRESSION_WANTED.removeprefix("use "))
     for field, name in JOB_VARIABLES.items():
         if text := environ.get(name):
             limits = msgspec.structs.astuple(LIMITS[field]) if field in LIMITS else (None, None)
@@ -311,6 +326,10 @@ def _checked(spec: JobSpec) -> JobSpec:
     shards, size = spec.virtual_shards, spec.effective_batch_size
     if not is_power_of_two(shards):
         raise InvalidEnvironment("MUSTER_VIRTUAL_SHARDS", str(shards), "a power of two")
+    groups = spec.effective_compression_groups or 1
+    if not is_power_of_two(groups) or groups > shards:
+        wanted = f"a power of two up to {shards}"
+        raise InvalidEnvironment("MUSTER_COMPRESSION_GROUPS", str(groups), wanted)
     if spec.mode == "synchronous" and not fits_shards(size, shards):
         wanted = f"a multiple of {shards}, {SAMPLES_PER_SHARD_MIN * shards} or more"
         raise InvalidEnvironment("MUSTER_BATCH_SIZE", str(size), wanted)

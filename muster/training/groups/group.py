@@ -12,14 +12,16 @@ from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from muster.collectives.backend import Backend
 from muster.collectives.errors import PeerRefused, PeerUnreachable, TransportFailed
 from muster.collectives.operations import all_gather_bytes
 from muster.collectives.reduction.arena_reducer import ArenaReducer
+from muster.collectives.reduction.compressed import Compression
+from muster.collectives.reduction.host_reducer import ArenaHostReducer, HostReducer
 from muster.collectives.reduction.message_reducer import MessageReducer
 from muster.collectives.reduction.reducer import Reducer
+from muster.collectives.reduction.summation import AdderOf, tree_adder
 from muster.collectives.transports.arena import Arena, Geometry
 from muster.collectives.transports.flags import Flags
 from muster.collectives.transports.handshake import Membership
@@ -94,7 +96,10 @@ class SharedMemoryGroupFactory:
 
     port: Final = 0
 
-    def __init__(self, rank: int, geometry: Geometry, updates: GroupUpdates) -> None:
+    def __init__(
+        self, rank: int, geometry: Geometry, updates: GroupUpdates, adder_of: AdderOf = tree_adder
+    ) -> None:
+        self._adder_of: Final = adder_of
         self._rank: Final = rank
         self._geometry: Final = geometry
         self._updates: Final = updates
@@ -118,7 +123,7 @@ class SharedMemoryGroupFactory:
             # The agent sees deaths, and the coordinator answers them with a newer group.
             on_wait=self._updates.check,
         )
-        return Group(SharedMemoryBackend(flags), ArenaReducer(flags, result))
+        return Group(SharedMemoryBackend(flags), ArenaReducer(flags, result, self._adder_of))
 
     def _own_arena(self, descriptor: int) -> Arena:
         """Return this rank's arena; a new agent hands out a new one."""
@@ -129,16 +134,17 @@ class SharedMemoryGroupFactory:
             self._own, self._own_file = Arena.create(descriptor, self._geometry), file
         return self._own
 
-    def leave_peers(self, update: GroupUpdate) -> NDArray[np.float32]:
-        """Return the slots for a group over TCP, whose memory is this rank's own arena.
+    def join_host(self, update: GroupUpdate, *, is_alone: bool) -> Flags:
+        """Return the flags of this rank in a group over TCP, alone or with those of its host.
 
-        Ranks of an earlier group that still sum these slots see that this one has left it.
+        The memory is this rank's own arena, a result, and the arenas of all ranks of the host.
+        Ranks of an earlier group that still sum its slots see that this one has left it.
         """
-        own = self._own_arena(update.memory[0])
-        generation = update.group.round
-        # To join is enough: it stamps the words that those ranks confirm.
-        Flags(arenas=[own], rank=0, generation=generation, on_wait=self._updates.check)
-        return own.slots
+        first, peers = update.memory[0], update.memory[:1] if is_alone else update.memory[2:]
+        own, on_wait = self._own_arena(first), self._updates.check
+        arenas = [own if os.path.sameopenfile(it, first) else self._attach(it) for it in peers]
+        place, generation = arenas.index(own), update.group.round
+        return Flags(arenas=arenas, rank=place, generation=generation, on_wait=on_wait)
 
     def _attach(self, descriptor: int) -> Arena:
         """Map a peer's arena. A peer in its first group may still be initialising it."""
@@ -164,12 +170,16 @@ class TcpGroupFactory:
         geometry: Geometry,
         updates: GroupUpdates,
         shared: SharedMemoryGroupFactory | None,
+        compression: Compression | None = None,
     ) -> None:
         """Raises `TransportFailed` if all ports that the settings allow are taken."""
         self._rank: Final = settings.rank
         self._slots: Final = np.zeros((geometry.slot_count, geometry.elements), np.float32)
         self._updates: Final = updates
         self._shared: Final = shared
+        self._compression: Final = compression
+        self._adder_of: Final = tree_adder if compression is None else compression.adder_of
+        self._is_short: Final = geometry.is_short
         self._listener: Final = _listen(settings)
         # A method of the socket: a finalizer that refers to `self` would keep it alive.
         weakref.finalize(self, self._listener.close)
@@ -183,12 +193,13 @@ class TcpGroupFactory:
         group_rank = group_rank_of(self._rank, update.group)
         if group_rank is None:
             return None
-        members, slots = update.group.members, self._slots
+        members, slots, flags = update.group.members, self._slots, None
         hosts = list(dict.fromkeys(member.host for member in members))
         if self._shared is not None:
             if len(hosts) == 1:
                 return self._shared.create(update)
-            slots = self._shared.leave_peers(update)
+            flags = self._shared.join_host(update, is_alone=self._compression is None)
+            slots = flags.own.slots
         endpoints = [
             Endpoint(
                 LOOPBACK if member.host == members[group_rank].host else member.address,
@@ -219,20 +230,30 @@ class TcpGroupFactory:
             place = f"{endpoints[error.rank].host}:{peer.port} on host {peer.host}"
             raise PeerUnreachable(peer.rank, place, error.reason) from error
         backend = TcpBackend(membership, connections, on_wait=self._updates.check)
-        return Group(backend, MessageReducer(backend, slots))
+        if self._compression is None or self._is_short or len(hosts) == 1:
+            return Group(backend, MessageReducer(backend, slots, self._adder_of))
+        if flags is None:
+            return Group(backend, HostReducer(backend, slots, self._compression))
+        reducer = ArenaHostReducer(backend, flags, update.memory[1], self._compression)
+        return Group(backend, reducer)
 
 
 def group_factory(
-    settings: RankSettings, leaves: int, elements: int, updates: GroupUpdates
+    settings: RankSettings,
+    leaves: int,
+    elements: int,
+    updates: GroupUpdates,
+    compression: Compression | None = None,
 ) -> GroupFactory:
     """Return how this rank meets its peers, to sum so many leaves of so many elements."""
     geometry = Geometry(slot_count=leaves, elements=elements, max_ranks=GROUP_LIMIT)
     if settings.agent_fd is None or settings.backend == "tcp":
-        return TcpGroupFactory(settings, geometry, updates, None)
-    shared = SharedMemoryGroupFactory(settings.rank, geometry, updates)
+        return TcpGroupFactory(settings, geometry, updates, None, compression)
+    adder_of = tree_adder if compression is None else compression.adder_of
+    shared = SharedMemoryGroupFactory(settings.rank, geometry, updates, adder_of)
     if settings.host_count == 1:
         return shared
-    return TcpGroupFactory(settings, geometry, updates, shared)
+    return TcpGroupFactory(settings, geometry, updates, shared, compression)
 
 
 def _listen(settings: RankSettings) -> socket.socket:

@@ -250,7 +250,7 @@ class _Report(msgspec.Struct, frozen=True):
     hash_sum: int
 
 
-def sync_state(
+def sync_state(  # noqa: PLR0913  what the members agree on
     backend: Backend,
     replica: Replica,
     held: Sequence[Block],
@@ -258,11 +258,14 @@ def sync_state(
     arithmetic: Fingerprint,
     load: Callable[[], None],
     totals: Totals = UNKNOWN,
+    *,
+    groups: int = 0,
 ) -> SyncResult:
     """Bring every member to the same step and state; all members call this.
 
     `held` are the blocks of the unfinished step whose sums this rank has. `load` fills the replica
-    if no member has a state; the first member calls it. `totals` are those of this rank's data set.
+    if no member has a state; the first member calls it. `totals` are those of this rank's data set;
+    `groups` as in `assign_blocks`.
     In a job with `bits: any` members with another state take that of the first one.
     Raises `WorkersDiverged`, and what the backend raises; the replica stays whole in any case.
     """
@@ -301,13 +304,15 @@ def sync_state(
     kept = [[Block(*block) for block in member] for member in blocks]
     are_new = furthest >= 0 and not any(differs)
     are_new &= all(report.step in {-1, furthest} for report in reports)
-    assignment = assign_blocks(kept, leaves)
+    hosts = backend.hosts or (0,) * backend.world_size
+    assignment = assign_blocks(kept, leaves, groups, hosts)
     if any(is_behind):
         if not (are_new and _copy_aside(backend, replica, reports, source)):
             _send_state(backend, replica, is_behind, source)
         elif replica.size_bytes > QUICK_COPY_BYTES:  # newcomers copy while the others compute
             ahead = [held for held, behind in zip(kept, is_behind, strict=True) if not behind]
-            shares = iter(assign_blocks(ahead, leaves))
+            places = [host for host, behind in zip(hosts, is_behind, strict=True) if not behind]
+            shares = iter(assign_blocks(ahead, leaves, groups, places))
             assignment = [() if behind else next(shares) for behind in is_behind]
     return SyncResult(assignment=assignment, held=kept)
 

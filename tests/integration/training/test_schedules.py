@@ -14,6 +14,7 @@ import pytest
 
 from muster.collectives.backend import Backend
 from muster.collectives.operations import all_gather_bytes
+from muster.collectives.reduction.compressed import KINDS
 from muster.collectives.reduction.message_reducer import MessageReducer
 from muster.collectives.reduction.reducer import Vector
 from muster.collectives.reduction.tree import Block, BlockAssignment
@@ -97,6 +98,31 @@ def test_no_schedule_changes_a_bit_or_loses_a_sample(
     assert stage.digest == undisturbed
     assert is_exact(stage)
     assert stage.disputes == []
+
+
+@pytest.fixture(scope="module")
+def undisturbed_compressed(data: Path) -> dict[str, str]:
+    return {kind: Stage(data, compression=kind).plays(1).digest for kind in KINDS}
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 5])
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_schedule_changes_a_bit_of_compressed_sums(
+    data: Path, undisturbed_compressed: dict[str, str], kind: str, world_size: int, hosts: int
+) -> None:
+    stage = Stage(data, compression=kind, hosts=hosts, replay_every=[None, 3][world_size % 2])
+    Fate(stage, seed=100 * world_size + hosts)
+    stage.plays(world_size)
+    assert stage.digest == undisturbed_compressed[kind]
+    assert is_exact(stage)
+    assert stage.disputes == []
+
+
+def test_each_kind_has_bits_of_its_own(
+    undisturbed: str, undisturbed_compressed: dict[str, str]
+) -> None:
+    assert len({undisturbed, *undisturbed_compressed.values()}) == 1 + len(KINDS)
 
 
 def is_exact(stage: Stage) -> bool:

@@ -76,6 +76,12 @@ def test_relative_paths_start_at_the_servers_directory(
     assert spec.checkpoint_dir == str(tmp_path / "saved")
 
 
+def test_compression_on_one_host_is_remarked(submitter: Submitter) -> None:
+    message = submitter.prepare(JobRequest(compression="int8")).message
+    assert message is not None
+    assert "compression int8 saves nothing on one host" in message
+
+
 def test_remarks_become_the_message(submitter: Submitter) -> None:
     assert submitter.prepare(JobRequest(command=("true",), world_size=4)).message is None
     many = submitter.prepare(JobRequest(command=("true",), world_size=100)).message
@@ -259,10 +265,15 @@ def test_checkpoints_of_another_mode_are_refused(
 
 @pytest.mark.parametrize(
     ("field", "made", "given"),
-    [("virtual_shards", 32, 16), ("batch_size", 64, 128), ("seed", 0, 1)],
+    [
+        ("virtual_shards", 32, 16),
+        ("batch_size", 64, 128),
+        ("seed", 0, 1),
+        ("compression", "none", "int8"),
+    ],
 )
 def test_resume_with_another_schedule_is_refused(
-    submitter: Submitter, tmp_path: Path, field: str, made: int, given: int
+    submitter: Submitter, tmp_path: Path, field: str, made: object, given: object
 ) -> None:
     values = {"batch_size": 64, "seed": 0}
     owner = Owner(job_id="a", job_uid="a", rank=0, world_size=1, generation=1)
@@ -275,6 +286,9 @@ def test_resume_with_another_schedule_is_refused(
     )
     manager.save(1, Position(step=1), {"muster.course": values, "muster.virtual_shards": 32})
     submitter.prepare(JobRequest(job_id="b", resume_from="a", epochs=9))
+    submitter.prepare(
+        JobRequest(job_id="b", resume_from="a", mode="synchronous", command=("true",))
+    )
     with pytest.raises(Conflict, match=f"{field} {made}, and this job has {given}") as refused:
         submitter.prepare(JobRequest(job_id="b", resume_from="a", **{field: given}))
     assert refused.value.slug == "checkpoints-of-another-schedule"

@@ -52,6 +52,49 @@ def test_each_rank_gets_a_contiguous_range(leaves: int, ranks: int) -> None:
     assert [leaves_of(list(blocks)) for blocks in dealt] == expected
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_groups_lie_on_one_host_whatever_is_held(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311  repeatable, not secret
+    leaves, groups = 32, 2 ** draw.randint(0, 5)
+    size = leaves // groups
+    hosts = sorted(draw.choices(range(4), k=draw.randint(1, 8)))
+    held: list[list[Block]] = [[] for _ in hosts]
+    for _ in range(4):  # each time all but one rank go on with some of what they have
+        dealt = assign_blocks(held, leaves, groups, hosts)
+        of_groups: dict[int, set[int]] = {}
+        for host, blocks, before in zip(hosts, dealt, held, strict=True):
+            assert list(blocks[: len(before)]) == list(before)
+            assert all(block.size <= size for block in blocks)
+            for block in blocks:
+                of_groups.setdefault(block.start // size, set()).add(host)
+        assert sorted(leaves_of([block for blocks in dealt for block in blocks])) == [
+            *range(leaves)
+        ]
+        assert all(len(places) == 1 for places in of_groups.values())
+        if len(hosts) > 1:
+            gone = draw.randrange(len(hosts))
+            dealt = [blocks for rank, blocks in enumerate(dealt) if rank != gone]
+            hosts.pop(gone)
+        held = [[block for block in blocks if draw.random() < 0.5] for blocks in dealt]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "counts"),
+    [
+        ([0, 1], [4, 4]),
+        ([0, 1, 2], [3, 3, 2]),
+        ([0, 0, 0, 1], [6, 2]),
+        ([*range(9)], [1] * 8 + [0]),
+    ],
+)
+def test_groups_are_dealt_by_the_ranks_of_hosts(hosts: list[int], counts: list[int]) -> None:
+    dealt = assign_blocks([()] * len(hosts), 8, 8, hosts)
+    found = dict.fromkeys(hosts, 0)
+    for host, blocks in zip(hosts, dealt, strict=True):
+        found[host] += len(blocks)
+    assert list(found.values()) == counts
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_held_blocks_stay_first_and_the_rest_is_even(seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311  repeatable, not secret

@@ -5,6 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.job.field_types import RandomCompression
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.location import Location, S3Location
 from muster.contracts.settings.environ import (
@@ -45,6 +46,8 @@ SYNCHRONOUS = JobSpec(
     batch_size=24,
     backend="tcp",
     replay_every=16,
+    compression="random:0.1",
+    compression_groups=2,
 )
 ASSIGNMENT = Assignment(
     job_id="job",
@@ -282,6 +285,8 @@ PUBLIC = [
     ("MUSTER_MODE", "synchronous", "mode", "synchronous"),
     ("MUSTER_PROGRAM", "train.py:Net", "program", "train.py:Net"),
     ("MUSTER_VIRTUAL_SHARDS", "64", "virtual_shards", 64),
+    ("MUSTER_COMPRESSION", "random:0.1", "compression", "random:0.1"),
+    ("MUSTER_COMPRESSION_GROUPS", "4", "compression_groups", 4),
     ("MUSTER_BACKEND", "shared_memory", "backend", "shared_memory"),
     ("MUSTER_REPLAY_EVERY", "4", "replay_every", 4),
 ]
@@ -498,6 +503,34 @@ def test_invalid_url_is_refused_and_not_shown(url: str) -> None:
         api_url({"MUSTER_URL": url})
     assert caught.value.name == "MUSTER_URL"
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variables", "wanted"),
+    [
+        ({"COMPRESSION": "sign"}, "is not int8, bf16, fp16 or"),
+        ({"COMPRESSION": "random:nan"}, "is not int8, bf16, fp16 or"),
+        ({"COMPRESSION": "int8", "COMPRESSION_GROUPS": "64"}, "a power of two up to 32"),
+        ({"COMPRESSION": "int8", "COMPRESSION_GROUPS": "6"}, "a power of two up to 32"),
+    ],
+)
+def test_compression_that_there_is_not_is_refused(variables: dict[str, str], wanted: str) -> None:
+    environ = {f"MUSTER_{name}": text for name, text in variables.items()}
+    with pytest.raises(InvalidEnvironment, match=wanted):
+        read_rank({"MUSTER_MODE": "synchronous", **environ})
+
+
+def test_random_compression_is_given_to_ranks_as_text() -> None:
+    spec = replace(SYNCHRONOUS, compression=RandomCompression("random", 0.01))
+    assert read_rank(rank_environment(spec, ASSIGNMENT)).compression == "random:0.01"
+
+
+@pytest.mark.parametrize(("shards", "groups"), [("4", 4), ("64", 8)])
+def test_compression_has_eight_groups_if_there_are_as_many_shards(shards: str, groups: int) -> None:
+    environ = {"MUSTER_MODE": "synchronous", "MUSTER_VIRTUAL_SHARDS": shards}
+    assert read_rank(environ).compression_groups is None
+    environ["MUSTER_COMPRESSION"] = "bf16"
+    assert read_rank(environ).compression_groups == groups
 
 
 @pytest.mark.parametrize("size", ["32", "65", "1000"])

@@ -7,10 +7,12 @@ from muster.contracts.errors import InvalidSpec
 from muster.contracts.job.field_types import (
     COMMAND_LIMIT,
     COMMAND_LIMIT_BYTES,
+    COMPRESSION_WANTED,
     ENVIRONMENT_LIMIT_BYTES,
     MAPPING_LIMIT,
     TEXT_LIMIT,
     KeepBest,
+    RandomCompression,
     ResumeFrom,
 )
 from muster.contracts.job.problems import checked, checked_job_id, field_errors, problems
@@ -52,6 +54,10 @@ GOOD = [
     {"mode": "synchronous", "bits": "any"},
     {"mode": "synchronous", "batch_size": 2, "virtual_shards": 1},
     {"mode": "synchronous", "virtual_shards": 4096},
+    {"mode": "synchronous", "compression": "int8"},
+    {"mode": "synchronous", "compression": "random:1", "compression_groups": 1},
+    {"mode": "synchronous", "compression": RandomCompression("random", 1e-3)},
+    {"mode": "synchronous", "command": ("true",), "compression_groups": 4},
     {"batch_size": 17, "virtual_shards": 16},
     {"command": ("true",), "batch_size": 1},
     {"command": ("true",), "restart_scope": "gang"},
@@ -96,6 +102,8 @@ WRONG = [
     ("program", "train.py:Net"),
     ("program", ""),
     ("replay_every", 2),
+    ("compression", "int8"),
+    ("compression_groups", 8),
     ("bits", "any"),
     ("bits", "other"),
     ("checkpoint_every", "often"),
@@ -181,6 +189,13 @@ PARTS = [
     ({"keep_best": {"metric": ""}}, "keep_best.metric: name a metric"),
     ({"keep_best": {"metric": "a", "mode": "least"}}, "keep_best.mode: expected max or min"),
     ({"keep_best": {"metric": "a", "step": 1}}, "keep_best.step: there is no such field"),
+    ({"compression": "random:0.1"}, None),
+    ({"compression": "topk"}, f"compression: {COMPRESSION_WANTED}"),
+    ({"compression": {"kind": "powersgd", "ratio": 0.1}}, "compression.kind: expected random"),
+    ({"compression": {"kind": "random"}}, "compression.ratio: is required"),
+    ({"compression": {"kind": "random", "ratio": 0}}, "compression.ratio: 0 is not"),
+    ({"compression": {"kind": "random", "ratio": 1.5}}, "compression.ratio: 1.5 is not"),
+    ({"compression_groups": 65}, "compression_groups: 65 is not between 1 and 64"),
     ({"resume_from": {}}, "resume_from.job: is required"),
     ({"resume_from": {"job": "a/b"}}, "resume_from.job: use 1 to 63 letters"),
     ({"resume_from": {"job": "a", "step": -1}}, "resume_from.step: -1 is not between 0 and"),
@@ -242,6 +257,13 @@ WRONG_TOGETHER = [
     ("batch_size", {"batch_size": 65}),
     ("batch_size", {"batch_size": 96, "virtual_shards": 64}),
     ("virtual_shards", {"batch_size": 96, "virtual_shards": 0}),
+    ("compression_groups", {"compression_groups": 8}),
+    ("compression_groups", {"compression": "int8", "compression_groups": 3}),
+    ("compression_groups", {"compression": "bf16", "compression_groups": 64}),
+    ("compression", {"compression": "random:0"}),
+    ("compression", {"compression": "random:1.5"}),
+    ("compression", {"compression": "random:1e-"}),
+    ("compression", {"compression": RandomCompression("random", NAN)}),
 ]
 
 
@@ -288,7 +310,10 @@ def test_every_limit_holds_on_both_sides(field: str) -> None:
         # With the pool's other sizes out of the way.
         ample = {"world_size": 4096} if field == "min_workers" else {"world_size": 1}
         ample |= {"command": ("true",)} if field == "gpus_per_rank" else {}
-        mode = "synchronous" if field == "replay_every" else "independent"
+        if field == "compression_groups":
+            ample |= {"compression": "int8", "virtual_shards": 64}
+        is_synchronous = field in {"replay_every", "compression_groups"}
+        mode = "synchronous" if is_synchronous else "independent"
         spec = JobSpec(**{**ample, "mode": mode, field: value})
         assert (field not in fields_of(spec)) == good, value
 

@@ -190,6 +190,32 @@ def test_another_schedule_is_refused(tmp_path: Path, other: dict[str, Any], word
     assert isinstance(refused.value, OtherData) is ("totals" in other)
 
 
+INT8 = {"MUSTER_COMPRESSION": "int8", "MUSTER_MODE": "synchronous", "MUSTER_VIRTUAL_SHARDS": 8}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ({}, INT8, "compression none, and this job has int8"),
+        (INT8, {}, "compression int8, and this job has none"),
+        (INT8, INT8 | {"MUSTER_COMPRESSION": "random:0.1"}, "int8, and this job has random:0.1"),
+        (INT8, INT8 | {"MUSTER_COMPRESSION_GROUPS": 4}, "compression_groups 8, and this job has 4"),
+        (INT8, INT8 | {"MUSTER_COMPRESSION_GROUPS": 8}, ""),
+    ],
+)
+def test_another_compression_is_refused(
+    tmp_path: Path, before: dict[str, object], after: dict[str, object], words: str
+) -> None:
+    writer = checkpointer(tmp_path, **before)
+    writer.save(1, 4, replica_at(5), SCHEDULE)
+    writer.close()
+    if not words:
+        assert restored(tmp_path, **after) is not None
+        return
+    with pytest.raises(CheckpointMismatch, match=words):
+        restored(tmp_path, **after)
+
+
 @pytest.mark.parametrize("other", [{"epochs": 7}, {"checkpoint_every": 1}])
 def test_other_settings_may_change(tmp_path: Path, other: dict[str, Any]) -> None:
     save(tmp_path, replica_at(5))

@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 
 from muster.collectives.errors import ChannelClosed, PeerUnreachable, TransportFailed
+from muster.collectives.reduction.compressed import Compression
 from muster.collectives.reduction.tree import Block
 from muster.contracts.messages.rank import GroupMember, WorkerGroup
 from muster.contracts.settings.environ import RankSettings
 from muster.training.groups import group as group_module
 from muster.training.groups.group import Group, GroupFactory, group_factory
 from muster.training.groups.updates import GroupUpdate
+from tests.support.stage import compression_of
 
 RANKS = 4
 ELEMENTS = 5000  # too many for a sum that every rank makes by itself
@@ -31,17 +33,26 @@ class NoUpdates:
         raise NotImplementedError
 
 
-def factory(rank: int = 0, **variables: object) -> GroupFactory:
+def factory(
+    rank: int = 0, compression: Compression | None = None, **variables: object
+) -> GroupFactory:
     given = {"RANK": rank, "MUSTER_AGENT_FD": 3, "MUSTER_HOST_COUNT": 2, **variables}
     environ = {name: str(value) for name, value in given.items()}
-    return group_factory(RankSettings.read(environ, world_size=RANKS), RANKS, ELEMENTS, NoUpdates())
+    settings = RankSettings.read(environ, world_size=RANKS)
+    return group_factory(settings, RANKS, ELEMENTS, NoUpdates(), compression)
 
 
 class Ranks:
     """Ranks that may be on several hosts, and the memory that their agents would give them."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self.factories = [factory(rank) for rank in range(RANKS)]
+    def __init__(self, stack: ExitStack, kind: str | None = None, backend: str = "auto") -> None:
+        self.compressions = [
+            kind and compression_of(kind, RANKS, ELEMENTS - 1, groups=RANKS) for _ in range(RANKS)
+        ]
+        self.factories = [
+            factory(rank, compression or None, MUSTER_BACKEND=backend)
+            for rank, compression in enumerate(self.compressions)
+        ]
         self._stack = stack
         self._arenas = [self._memory() for _ in range(RANKS)]
         self._threads = stack.enter_context(ThreadPoolExecutor(RANKS))
@@ -58,10 +69,14 @@ class Ranks:
             for rank, host in hosts.items()
         )
         group = WorkerGroup(round=round_number, token="", members=members, paused=False)
+        results = {host: self._memory() for host in hosts.values()}
         shared = (self._memory(), *(self._arenas[rank] for rank in hosts))
 
         def create(rank: int) -> Group:
-            memory = shared if len(set(hosts.values())) == 1 else (self._arenas[rank],)
+            memory = shared
+            if len(set(hosts.values())) > 1:
+                here = [self._arenas[peer] for peer in hosts if hosts[peer] == hosts[rank]]
+                memory = (self._arenas[rank], results[hosts[rank]], *here)
             found = self.factories[rank].create(GroupUpdate(group=group, memory=memory))
             assert found is not None
             self._stack.callback(found.backend.close)
@@ -69,14 +84,18 @@ class Ranks:
 
         return list(self._threads.map(create, hosts))
 
-    def sum_up(self, groups: list[Group]) -> list[float]:
-        """Sum what the slots hold, a leaf on each rank."""
+    def totals(self, groups: list[Group]) -> list[np.ndarray]:
+        """Return the sums of what the slots hold, a leaf on each rank."""
         assignment = [[Block(0, rank)] for rank in range(RANKS)]
         sums = self._threads.map(lambda group: group.reducer.all_reduce(assignment), groups)
-        totals = [float(total[-1]) for total in sums]
+        totals = [total.copy() for total in sums]
         for group in groups:
             group.backend.close()
         return totals
+
+    def sum_up(self, groups: list[Group]) -> list[float]:
+        """Return one element of the same."""
+        return [float(total[-1]) for total in self.totals(groups)]
 
 
 @pytest.fixture
@@ -95,6 +114,22 @@ def test_sums_survive_a_change_of_hosts(ranks: Ranks) -> None:
                 slots[rank][0] = 10**rank
             assert group.reducer.slots is slots[rank]
         assert ranks.sum_up(groups) == [1111.0] * RANKS
+
+
+@pytest.mark.parametrize("backend", ["auto", "tcp"])
+@pytest.mark.parametrize("kind", ["int8", "bf16", "random"])
+def test_compressed_sums_survive_a_change_of_hosts(kind: str, backend: str) -> None:
+    with ExitStack() as stack:
+        ranks = Ranks(stack, kind, backend)
+        leaves = np.random.default_rng(0).standard_normal((RANKS, ELEMENTS), np.float32)
+        sums = set()
+        for round_number, names in enumerate(["aaaa", "aabc", "bbbb", "abab"], start=1):
+            groups = ranks.meet(round_number, dict(enumerate(names)))
+            for group, compression, leaf in zip(groups, ranks.compressions, leaves, strict=True):
+                compression.begin(7)
+                group.reducer.slots[0] = leaf
+            sums |= {total.tobytes() for total in ranks.totals(groups)}
+        assert len(sums) == 1
 
 
 def test_rank_left_behind_sees_that_a_peer_left_for_tcp(ranks: Ranks) -> None:

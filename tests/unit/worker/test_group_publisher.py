@@ -119,13 +119,15 @@ def over_hosts(round_number: int, *hosts: str) -> AnnounceGroup:
     return replace(order, group=replace(order.group, members=members))
 
 
-def test_member_of_several_hosts_gets_its_own_arena_alone(
+def test_member_of_several_hosts_gets_the_arenas_of_its_own(
     table: Table, publisher: GroupPublisher
 ) -> None:
     publisher.publish(over_hosts(1, LOCAL_HOST, LOCAL_HOST, "another", "another"))
     for member in table.running[:2]:
-        (arena,) = member.receives().memory
-        assert os.path.sameopenfile(arena, member.arena)
+        own, _result, *arenas = member.receives().memory
+        assert os.path.sameopenfile(own, member.arena)
+        for peer, arena in zip(table.running[:2], arenas, strict=True):
+            assert os.path.sameopenfile(arena, peer.arena)
     assert table.running[2].receives().memory == (), "the group's rank 2 is on another host"
 
 
