@@ -33,7 +33,10 @@ def call_at_signals(function: Callable[[], None]) -> None:
 
 def ignore_signals(loop: asyncio.AbstractEventLoop | None = None) -> None:
     """Ignore `END_SIGNALS` from now on, also those that `loop` handles."""
+    # Blocked, because the loop puts the default back, with which a signal would end the command.
+    signal.pthread_sigmask(signal.SIG_BLOCK, END_SIGNALS)
     for number in END_SIGNALS:
         if loop is not None:
             loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, END_SIGNALS)

@@ -12,7 +12,7 @@ LIBRARY = Path(errors.__file__).parents[1]
 def test_error_tree_in_docstring_is_complete() -> None:
     branches = {
         branch
-        for folder in ("contracts", "checkpoints", "collectives", "datasets", "objects")
+        for folder in ("contracts", "checkpoints", "collectives", "datasets", "mesh", "objects")
         for module in (LIBRARY / folder).rglob("*.py")
         for branch in re.findall(r"^class (\w+)\(MusterError\)", module.read_text(), re.MULTILINE)
     }
