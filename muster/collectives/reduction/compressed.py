@@ -53,14 +53,14 @@ class GroupSums:
             places.setdefault(block.start >> level, []).append(place)
         self._places: Final = [places[group] for group in sorted(places)]
         self._plans: Final = [
-            plan_of([blocks[it].below(level) for it in some]) for some in self._places
+            plan_of([blocks[place].below(level) for place in some]) for some in self._places
         ]
         self.groups: Final = sorted(places)
 
     def of(self, vectors: Rows, piece: slice = slice(None)) -> list[Vector]:
         """Return the sum of each group, read-only."""
         parts = zip(self._plans, self._places, strict=True)
-        return [_climb(plan, [vectors[it][piece] for it in some]) for plan, some in parts]
+        return [_climb(plan, [vectors[place][piece] for place in some]) for plan, some in parts]
 
 
 class Compression(ABC):

@@ -69,7 +69,9 @@ class HostReducer:
     def _sum_hosts(
         self, assignment: BlockAssignment, rows: Sequence[Vector], out: Vector, deadline: Deadline
     ) -> None:
-        blocks = [[it for rank in members for it in assignment[rank]] for members in self._hosts]
+        blocks = [
+            [block for rank in members for block in assignment[rank]] for members in self._hosts
+        ]
         self._compression.sum_hosts(self._leaders, blocks, rows, out, deadline)
 
     def _exchange(self, outgoing: Parts, incoming: Parts, deadline: Deadline) -> None:
@@ -100,7 +102,7 @@ class ArenaHostReducer(HostReducer):
         if self._backend.rank == self._leader:
             flags.wait_for_all(PUBLISHED, call, deadline)
             arenas = zip(self._members, flags.arenas, strict=True)
-            rows = [row for rank, it in arenas for row in it.slots[: len(assignment[rank])]]
+            rows = [row for rank, arena in arenas for row in arena.slots[: len(assignment[rank])]]
             self._sum_hosts(assignment, rows, self._shared, deadline)
         flags.raise_to(SUMMED, call)  # the others at once: all but the leader's is waited for
         flags.wait_for_all(SUMMED, call, deadline)

@@ -103,7 +103,7 @@ def assign_blocks(
     counts, ranks = dict.fromkeys(hosts, 0) | Counter(owners.values()), Counter(hosts)
     wanted = dict.fromkeys(counts, 0)
     for _ in free:
-        host = min(counts, key=lambda it: (counts[it] > 0, (counts[it] + 1) / ranks[it]))
+        host = min(counts, key=lambda host: (counts[host] > 0, (counts[host] + 1) / ranks[host]))
         counts[host] += 1
         wanted[host] += 1
     dealt = iter(free)

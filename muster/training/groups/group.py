@@ -142,7 +142,9 @@ class SharedMemoryGroupFactory:
         """
         first, peers = update.memory[0], update.memory[:1] if is_alone else update.memory[2:]
         own, on_wait = self._own_arena(first), self._updates.check
-        arenas = [own if os.path.sameopenfile(it, first) else self._attach(it) for it in peers]
+        arenas = [
+            own if os.path.sameopenfile(each, first) else self._attach(each) for each in peers
+        ]
         place, generation = arenas.index(own), update.group.round
         return Flags(arenas=arenas, rank=place, generation=generation, on_wait=on_wait)
 
