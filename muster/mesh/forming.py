@@ -232,7 +232,8 @@ class Forming:
         """The round of a proposer is over."""
         self._asked.pop(peer, None)
         if self.state is State.AGREED and peer == self._proposer:
-            # It may have closed the round: the next one has a member that knows, and says so.
+            # It may have closed the round. A member that knows says so, or waits anew: the group
+            # has lost one before it was connected.
             self._move(State.GATHERING)
 
     def _count(self, peer: str, number: int) -> None:
