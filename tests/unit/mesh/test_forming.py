@@ -79,3 +79,16 @@ def test_a_proposal_is_answered_once_a_lower_name_is_gone() -> None:
     assert script.state is State.GATHERING
     script.check(REACH_SECONDS)
     assert script.state is State.AGREED
+
+
+def test_a_late_promise_to_a_round_given_up_counts_for_no_other() -> None:
+    script = Forming("a", 2, lambda: b"", 0.0)
+    script.meet("b", 0.0)
+    script.check(SETTLE_SECONDS)
+    script.lose("b", 2.0, is_renewed=True)
+    script.meet("b", 2.0)
+    script.check(2.0 + SETTLE_SECONDS)
+    script.receive("b", Agree(number=1), 4.0)
+    assert script.state is State.PROPOSING
+    script.receive("b", Agree(number=2), 4.0)
+    assert script.state is State.CLOSED
