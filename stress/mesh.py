@@ -1,10 +1,11 @@
 """Has scripts of a household form groups while some of them die, and switches off rule after rule.
 
 ``python -m stress.mesh [JOINS] [SEED]``: in each history 2 to 7 scripts are needed for a group, up
-to three more start, all find each other late, and in four of ten a message ends its sender or its
-receiver. One group has to live at the end, and all have to know it. In as many histories a group
-loses a member, and the others meet anew while more scripts wait. With any of its rules switched off
-the same histories have to find a fault.
+to three more start, and they find each other late. Up to two links are renewed, and words lost;
+in four of ten histories one to three messages end their sender or their receiver. One group has to
+live at the end, and all have to know it. In as many histories a group loses a member, which comes
+back in half of them, and the others meet anew while more scripts wait. With any of its rules
+switched off the same histories have to find a fault.
 """
 
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ def run(_directory: Path, joins: int = 10_000, seed: int = 0) -> Report:
 
 
 def _plays(rules: type[Forming], seed: int) -> bool:
-    return bool(faults(seed, rules))
+    return bool(faults(seed, rules) or faults_anew(seed, rules))
 
 
 def _caught(results: Iterator[bool]) -> Iterator[int]:

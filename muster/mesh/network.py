@@ -160,8 +160,12 @@ class Network:
 
     def living_members(self) -> list[Member]:
         """Return the linked members of a group of the awaited name that lives already."""
-        full = self._forming.full if self._forming is not None else ()
-        return self._do(lambda: [self._peers[one].member for one in full if one in self._peers])
+
+        def look() -> list[Member]:
+            full = self._forming.full if self._forming is not None else ()
+            return [self._peers[one].member for one in full if one in self._peers]
+
+        return self._do(look)
 
     def stop_waiting(self) -> None:
         """Wait for no group any more."""
@@ -374,7 +378,7 @@ class Network:
     def _renew(self, peer: _Peer) -> None:
         """Begin anew over another link: words may be lost with the old one."""
         if self._forming is not None:
-            self._forming.lose(peer.claim.process_id, time.monotonic())
+            self._forming.lose(peer.claim.process_id, time.monotonic(), is_renewed=True)
         self._send(peer.claim.process_id, self._current_hello())
         self._compare(peer)
         self._act()
