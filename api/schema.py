@@ -17,8 +17,9 @@ from database.errors import JobMissing, MemberMissing
 from muster.contracts import token
 from muster.contracts.errors import CONTROLS, InvalidSpec
 from muster.contracts.job.field_types import SECONDS_LIMIT, NodeName
+from muster.contracts.job.limits import LIMITS
 from muster.contracts.job.problems import checked_job_id, field_errors, unknown_names
-from muster.contracts.job.spec import LIMITS, JobRequest
+from muster.contracts.job.spec import JobRequest
 from muster.contracts.job.status import JobId
 from muster.contracts.token import NAME_PATTERN, NAME_WANTED, Scope
 from muster.contracts.views import history, job, service

@@ -304,3 +304,8 @@ def _described(value: object) -> str:
 
 def _dimensions(shape: tuple[int, ...]) -> str:
     return "x".join(map(str, shape)) if shape else "without dimensions"
+
+
+def bytes_of(array: NDArray[Any]) -> memoryview:
+    """Return the bytes of an array, of a copy if it is not contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -30,8 +30,9 @@ from muster.contracts.job.field_types import (
     is_power_of_two,
     is_program,
 )
+from muster.contracts.job.limits import LIMITS
 from muster.contracts.job.secrets import REFERENCE_WANTED, Reference
-from muster.contracts.job.spec import CLUSTER_FIELDS, LIMITS, JobSpec
+from muster.contracts.job.spec import CLUSTER_FIELDS, JobSpec
 from muster.contracts.job.status import JobId
 from muster.contracts.location import InvalidLocation, parse_location
 from muster.contracts.views.service import FieldError

@@ -4,8 +4,7 @@ The REST body, the JSON schema of job files, the OpenAPI document and docs/refer
 are derived from it. `muster.contracts.job.problems` checks what spans several fields.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, TypeAlias, get_args
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -447,28 +446,3 @@ class JobRequest(JobSpec, frozen=True, kw_only=True):
             is_script = is_command and mode == "synchronous"
             every = "auto" if is_script else JobSpec().checkpoint_every
         return JobSpec(**fields | {"mode": mode, "checkpoint_every": every})
-
-
-class Range(msgspec.Struct, frozen=True):
-    """Inclusive limits of a number."""
-
-    low: float
-    high: float
-
-
-def _limits(hint: Any) -> Range | None:  # noqa: ANN401  an annotation
-    for part in get_args(hint):
-        found = (
-            Range(part.ge, part.le)
-            if isinstance(part, Meta) and part.ge is not None and part.le is not None
-            else _limits(part)
-        )
-        if found:
-            return found
-    return None
-
-
-LIMITS: Final[Mapping[str, Range]] = {
-    name: limits for name, hint in JobSpec.__annotations__.items() if (limits := _limits(hint))
-}
-"""The limits of every number in a `JobSpec`, by field."""

@@ -36,7 +36,8 @@ from muster.contracts.job.field_types import (
     is_power_of_two,
     is_program,
 )
-from muster.contracts.job.spec import LIMITS, JobRequest, JobSpec
+from muster.contracts.job.limits import LIMITS
+from muster.contracts.job.spec import JobRequest, JobSpec
 from muster.contracts.location import (
     Location,
     save_lead,

@@ -28,6 +28,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 from xxhash import xxh3_64_digest, xxh3_128
 
@@ -48,7 +49,7 @@ from muster.training.groups.group import (
     gather_values,
     refuse_other_data,
 )
-from muster.training.schema import read_only
+from muster.training.schema import bytes_of, read_only
 
 Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
@@ -145,7 +146,7 @@ class Replica:
         """
         offset = 0
         for array in self.other.values():
-            target = _bytes_of(array)
+            target = bytes_of(array)
             while count := os.preadv(memory, [target], offset):
                 target, offset = target[count:], offset + count
             offset += -offset % _ALIGNMENT  # where `_allocate` has put the next one
@@ -160,14 +161,14 @@ class Replica:
         backend.send(peer, len(committed).to_bytes(8, "little"))
         backend.send(peer, committed)
         for array in self.state.values():
-            backend.send(peer, _bytes_of(array))
+            backend.send(peer, bytes_of(array))
 
     def receive(self, backend: Backend, peer: int) -> None:
         """Replace this replica by a peer's; an interrupted transfer changes nothing."""
         size_bytes = int.from_bytes(backend.recv(peer, 8), "little")
         committed = msgspec.msgpack.decode(backend.recv(peer, size_bytes), type=Committed)
         for array in self.other.values():
-            backend.recv_into(peer, _bytes_of(array))
+            backend.recv_into(peer, bytes_of(array))
         self.commit(self.other, committed)
 
 
@@ -265,8 +266,7 @@ def sync_state(  # noqa: PLR0913  what the members agree on
 
     `held` are the blocks of the unfinished step whose sums this rank has. `load` fills the replica
     if no member has a state; the first member calls it. `totals` are those of this rank's data set;
-    `groups` as in `assign_blocks`.
-    In a job with `bits: any` members with another state take that of the first one.
+    `groups` as in `assign_blocks`. With `bits: any` members take the first one's state.
     Raises `WorkersDiverged`, and what the backend raises; the replica stays whole in any case.
     """
     report = _Report(
@@ -304,14 +304,14 @@ def sync_state(  # noqa: PLR0913  what the members agree on
     kept = [[Block(*block) for block in member] for member in blocks]
     are_new = furthest >= 0 and not any(differs)
     are_new &= all(report.step in {-1, furthest} for report in reports)
-    hosts = backend.hosts or (0,) * backend.world_size
-    assignment = assign_blocks(kept, leaves, groups, hosts)
+    assignment = assign_blocks(kept, leaves, groups, backend.hosts)
     if any(is_behind):
         if not (are_new and _copy_aside(backend, replica, reports, source)):
             _send_state(backend, replica, is_behind, source)
         elif replica.size_bytes > QUICK_COPY_BYTES:  # newcomers copy while the others compute
             ahead = [held for held, behind in zip(kept, is_behind, strict=True) if not behind]
-            places = [host for host, behind in zip(hosts, is_behind, strict=True) if not behind]
+            pairs = zip(backend.hosts, is_behind, strict=bool(backend.hosts))
+            places = [host for host, behind in pairs if not behind]
             shares = iter(assign_blocks(ahead, leaves, groups, places))
             assignment = [() if behind else next(shares) for behind in is_behind]
     return SyncResult(assignment=assignment, held=kept)
@@ -415,8 +415,8 @@ def _entries(replica: Replica) -> dict[str, bytes]:
     values = msgspec.json.decode(replica.committed.values or b"{}")
     for name, value in {**values.pop("objects", {}), **values}.items():
         with_leaves(value, _NAMES.get(name, name), put)
-    found |= {name: xxh3_64_digest(_bytes_of(array)) for name, array in replica.state.items()}
-    put(msgspec.structs.replace(replica.committed, values=b"", stop_requested=False), "position")
+    found |= {name: xxh3_64_digest(bytes_of(array)) for name, array in replica.state.items()}
+    put(replace(replica.committed, values=b"", stop_requested=False), "position")
     return found
 
 
@@ -443,13 +443,8 @@ def _allocate(example: Arrays) -> tuple[dict[str, NDArray[Any]], int]:
 
 
 def _digest(state: Arrays, committed: Committed) -> str:
-    shared = msgspec.structs.replace(committed, stop_requested=False)
-    hasher = xxh3_128(msgspec.json.encode(shared))
+    hasher = xxh3_128(msgspec.json.encode(replace(committed, stop_requested=False)))
     for name, array in state.items():
         hasher.update(name.encode())
-        hasher.update(_bytes_of(array))
+        hasher.update(bytes_of(array))
     return hasher.hexdigest()
-
-
-def _bytes_of(array: NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

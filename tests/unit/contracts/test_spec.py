@@ -15,8 +15,9 @@ from muster.contracts.job.field_types import (
     RandomCompression,
     ResumeFrom,
 )
+from muster.contracts.job.limits import LIMITS
 from muster.contracts.job.problems import checked, checked_job_id, field_errors, problems
-from muster.contracts.job.spec import LIMITS, JobRequest, JobSpec
+from muster.contracts.job.spec import JobRequest, JobSpec
 from muster.contracts.messages.agent import StartRank
 from muster.contracts.messages.wire import encode
 from muster.contracts.settings.environ import Assignment, rank_environment

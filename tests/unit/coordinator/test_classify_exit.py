@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from coordinator.decide.classify_exit import SIGKILL, SIGTERM
+from muster.contracts.job.limits import LIMITS
 from muster.contracts.job.retry import DO_NOT_RETRY_CODE, RETRIES, RetryClass
-from muster.contracts.job.spec import LIMITS
 from muster.contracts.job.status import JobStatus, Reason
 from muster.contracts.messages.rank import Orphaned
 from tests.support.stories import Story, starts
