@@ -19,7 +19,8 @@ from tests.support.postgres_server import FragilePostgres, fragile_postgres, tcp
 
 pytestmark = pytest.mark.postgres
 
-BRIEF_SECONDS = 1.0
+BRIEF_SECONDS = 4.0
+"""A transaction of this process that stands still for longer is ended by the server."""
 
 
 @pytest.fixture(scope="module")
