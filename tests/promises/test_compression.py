@@ -46,6 +46,7 @@ def rows(array: np.ndarray, reduce: Callable[..., Any]) -> np.ndarray:
     return np.repeat(facts, 1024)[: flat.size].reshape(array.shape)
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 99), shape=SHAPES, scale=st.integers(-20, 10))
 def test_dense_kinds_keep_to_their_bounds(seed: int, shape: tuple[int, ...], scale: int) -> None:
     array = array_of(seed, shape, scale)

@@ -121,6 +121,7 @@ def test_pieces_do_not_change_bits(kind: str) -> None:
     assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "within"), [("int8", 1 / 15), ("fp16", 1e-3), ("bf16", 8e-3), ("random", None)]
 )

@@ -132,6 +132,7 @@ def gradients_of(rank: int) -> list[np.ndarray]:
     return [draw.standard_normal(shape, np.float32) for shape in COMPRESSED_SHAPES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", COMPRESSIONS, ids=str)
 def test_what_is_not_sent_comes_later(compression: Compression) -> None:
     """Of equal gradients the sum of averages stays as near to theirs as a residual is large."""
@@ -156,6 +157,7 @@ def test_what_is_not_sent_comes_later(compression: Compression) -> None:
         assert error < (1e-6 if exact else 0.35), number
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compression", "feedback"),
     [

@@ -20,6 +20,7 @@ def test_one_group_lives_after_every_history() -> None:
     assert {seed: found for seed in range(HISTORIES) if (found := faults(seed))} == {}
 
 
+@pytest.mark.slow
 def test_survivors_meet_again_with_those_who_wait() -> None:
     assert {seed: found for seed in range(HISTORIES) if (found := faults_anew(seed))} == {}
 
