@@ -15,13 +15,13 @@ that is not finite must not become a finite one.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-Vector: TypeAlias = NDArray[np.float32]
+from muster.collectives.compression.kind import Vector
 
 CHUNK_ELEMENTS: Final = 1024
 """With one scale; 0.1 % of the bytes that are sent are scales."""

@@ -5,7 +5,7 @@ the other hosts. The ranks of a host share memory where they can (`ArenaHostRedu
 their blocks over loopback.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from muster.collectives.backend import TIMEOUT_SECONDS, Backend
 from muster.collectives.deadline import Deadline
+from muster.collectives.operations import messages_of
 from muster.collectives.reduction.arena_reducer import shared_vector
 from muster.collectives.reduction.compressed import Compression
 from muster.collectives.reduction.reducer import Vector
@@ -55,16 +56,16 @@ class HostReducer:
     def _sum(self, assignment: BlockAssignment, deadline: Deadline) -> None:
         """Write the sum over all hosts into the result."""
         rank, others = self._backend.rank, self._members[1:]
-        own, result = [*self.slots[: len(assignment[rank])]], _bytes_of(self._result)
+        own = [*self.slots[: len(assignment[rank])]]
         if rank != self._leader:
-            self._exchange([(self._leader, _bytes_of(row)) for row in own], [], deadline)
-            self._exchange([], [(self._leader, result)], deadline)
+            self._exchange(_messages((self._leader, row) for row in own), [], deadline)
+            self._exchange([], _messages([(self._leader, self._result)]), deadline)
             return
         peers = [peer for peer in others for _ in assignment[peer]]
         inbox = [np.empty_like(self._result) for _ in peers]
-        self._exchange([], [*zip(peers, map(_bytes_of, inbox), strict=True)], deadline)
+        self._exchange([], _messages(zip(peers, inbox, strict=True)), deadline)
         self._sum_hosts(assignment, [*own, *inbox], self._result, deadline)
-        self._exchange([(peer, result) for peer in others], [], deadline)
+        self._exchange(_messages((peer, self._result) for peer in others), [], deadline)
 
     def _sum_hosts(
         self, assignment: BlockAssignment, rows: Sequence[Vector], out: Vector, deadline: Deadline
@@ -110,5 +111,6 @@ class ArenaHostReducer(HostReducer):
         self._calls = call
 
 
-def _bytes_of(vector: Vector) -> memoryview:
-    return vector.data.cast("B")
+def _messages(vectors: Iterable[tuple[int, Vector]]) -> Parts:
+    """Return vectors as the messages that a backend takes: a large one is several."""
+    return [(peer, message) for peer, vector in vectors for message in messages_of(vector)]
