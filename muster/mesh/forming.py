@@ -54,6 +54,7 @@ class Closed(_Message, frozen=True, kw_only=True, tag="closed"):
     """The members are a group; `token` is its secret."""
 
     members: tuple[str, ...]
+    """By rank."""
     token: bytes
 
 
@@ -98,8 +99,9 @@ class Forming:
         now: float,
         *,
         awaited: Collection[str] = (),
+        order: Callable[[Collection[str]], tuple[str, ...]] = lambda names: tuple(sorted(names)),
     ) -> None:
-        """`size` counts this script.
+        """`size` counts this script, and `order` gives the ranks of a group.
 
         None takes all that wait, at least two, once each of `awaited`, members of an earlier
         group, has called or is gone.
@@ -111,6 +113,7 @@ class Forming:
         self._own = own
         self.size = size
         self._make_token = make_token
+        self._order = order
         self._awaited = set(awaited)
         self._leading: set[str] = {own} if size is None else set()
         """Scripts of an earlier group, which know no size: they go before all others."""
@@ -222,11 +225,11 @@ class Forming:
     def _others(self) -> int:
         return len(self.waiting) if self.size is None else self.size - 1
 
-    def _order(self, script: str) -> tuple[bool, str]:
+    def _turn(self, script: str) -> tuple[bool, str]:
         return script not in self._leading, script
 
     def _first(self) -> str:
-        return min({self._own, *self.waiting, *self._known}, key=self._order)
+        return min({self._own, *self.waiting, *self._known}, key=self._turn)
 
     def _free(self, peer: str) -> None:
         """The round of a proposer is over."""
@@ -241,7 +244,7 @@ class Forming:
             return
         self._agreed.add(peer)
         if self._agreed >= self._round:
-            members = tuple(sorted({self._own, *self._round}))
+            members = self._order({self._own, *self._round})
             self._close(Closed(members=members, token=self._make_token()))
 
     def _close(self, closed: Closed) -> None:

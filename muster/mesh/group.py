@@ -34,6 +34,7 @@ from muster.host.private import make_private
 from muster.links.serving import listen
 from muster.mesh.announce import Announcer
 from muster.mesh.forming import Closed
+from muster.mesh.gathering import Gathering
 from muster.mesh.health import PRESETS
 from muster.mesh.identity import Member, mesh_identity
 from muster.mesh.network import NAME_LIMIT, Network
@@ -134,6 +135,7 @@ class Mesh:
         make_private(files.root)  # after it has been seen who could read the secret
         own = mesh_identity(cluster_name(os.environ), files.node_key, key)
         self.network = Network(own, _listen(), PRESETS[preset])
+        self.gathering = Gathering(self.network)
         self.announcer = Announcer(self.network)
         self.backend: MeshBackend | None = None
         """Of the group that has met last."""
@@ -148,7 +150,7 @@ class Mesh:
         waited_for = f"{others} in the group {group!r}"
         try:
             while True:
-                formed = self.network.wait_for(group, size, [each.process_id for each in after])
+                formed = self.gathering.wait_for(group, size, [each.process_id for each in after])
                 wait([formed], min(NOTICE_SECONDS, max(until - time.monotonic(), 0)))
                 if not formed.done() and time.monotonic() < until:
                     sys.stderr.write(f"muster: waits for {waited_for}; Ctrl-C ends that\n")
@@ -164,7 +166,7 @@ class Mesh:
                 else:
                     return made
         except BaseException:
-            self.network.stop_waiting()
+            self.gathering.stop_waiting()
             raise
 
     def check(self, members: Sequence[Member], since: float = inf) -> None:
@@ -188,7 +190,7 @@ class Mesh:
         until = time.monotonic() + MEETING_SECONDS
         while True:
             try:
-                return self.network.members_of(closed)
+                return self.gathering.members_of(closed)
             except KeyError as error:  # the proposer may have been linked to it before this process
                 if error.args[0] in self.network.gone or time.monotonic() >= until:
                     raise
@@ -208,7 +210,7 @@ class Mesh:
         endpoints = [Endpoint(*member.address, nodes.index(member.node_id)) for member in members]
 
         def check() -> None:
-            for each in self.network.departed(closed):
+            for each in self.gathering.departed(closed):
                 raise PeerGone(ranks.index(each), str(members[ranks.index(each)]))
 
         listener = self.network.lend_listener()
@@ -235,7 +237,7 @@ class Mesh:
             for member, hello in linked
         ]
         facts = [waited_for, f"linked: {', '.join(said) or 'none'}"]
-        if full := network.living_members():
+        if full := self.gathering.living_members():
             facts.append(f"a group of that name lives: {', '.join(map(str, full))}")
         known = {member.process_id for member, _ in linked}
         warnings = list(network.warnings)

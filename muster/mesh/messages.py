@@ -50,6 +50,15 @@ class OfGroup(msgspec.Struct, frozen=True, kw_only=True, tag="of_group"):
     message: FormingMessage
 
 
+class Ring(msgspec.Struct, frozen=True, kw_only=True, tag="ring"):
+    """The nodes of the household in the order in which a ring of them is fastest.
+
+    A node says it to the processes of its machine.
+    """
+
+    nodes: tuple[str, ...]
+
+
 class Note(msgspec.Struct, frozen=True, kw_only=True, tag="note"):
     """Of a part of the program above this package, such as the store of a torch group."""
 
@@ -57,7 +66,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, tag="note"):
     payload: bytes
 
 
-Message: TypeAlias = Hello | Probe | Leave | OfGroup | Note
+Message: TypeAlias = Hello | Probe | Leave | OfGroup | Ring | Note
 
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 encode: Final = msgspec.msgpack.Encoder().encode

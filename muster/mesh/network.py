@@ -1,8 +1,8 @@
 """The processes of a household that this one is linked to: a thread with an event loop.
 
-It accepts and makes links, probes who is at their other ends, and carries the messages by which
-groups form. What follows from a message or a time is decided in `forming` and `health`; this
-module only moves bytes and reads the clock.
+It accepts and makes links, probes who is at their other ends, and hands what comes over them to its
+parts: the group that forms here, and the node of this machine. Whether a peer is lost is decided in
+`health`; this module only moves bytes and reads the clock.
 
 Two processes may have two links, as each may call the other. Messages go over the one that was
 open first at their sender, so their order is kept, and a peer that ends is gone with its last link.
@@ -11,16 +11,14 @@ A link that the network has cut is made again: whether the peer is gone, `health
 
 import asyncio
 import os
-import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection
-from concurrent.futures import Future
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -28,26 +26,29 @@ from muster.contracts.errors import AuthenticationFailed, MusterError, WireError
 from muster.links.serving import LinkServer, ServedLink, connect, duplicate, release
 from muster.links.session import Answerer, Caller
 from muster.mesh.calls import Address, Calls
-from muster.mesh.forming import Closed, Forming
 from muster.mesh.health import Health, Preset
 from muster.mesh.identity import Claim, Member, MeshIdentity, claim_of
-from muster.mesh.messages import Hello, Leave, Message, Note, OfGroup, Probe, decode, encode
+from muster.mesh.messages import Hello, Leave, Message, Note, Probe, decode, encode
 
 Result = TypeVar("Result")
 
 LEAVE_SECONDS: Final = 0.05  # for the last words of this process
-TOKEN_BYTES: Final = 32
 NAME_LIMIT: Final = 64  # of members of a group, and of refusals that are remembered
 
 
 @dataclass(slots=True)
-class _Peer:
+class Peer:
     """A process that has proved itself."""
 
     claim: Claim
     hello: Hello
+    """What it has said of itself last."""
     links: list[ServedLink] = field(default_factory=list)
     has_left: bool = False
+
+    @property
+    def process_id(self) -> str:
+        return self.claim.process_id
 
     @property
     def member(self) -> Member:
@@ -58,6 +59,28 @@ class _Peer:
             # The newest link: older ones may be of an address that is gone.
             address=(_host_of(self.links[-1]) if self.links else "", self.hello.port),
         )
+
+
+class Part(Protocol):
+    """What decides by the messages of peers and by times. A network calls it in its own thread."""
+
+    def meet(self, peer: Peer) -> None:
+        """Take a peer that has not been linked before; its hello comes next."""
+
+    def receive(self, peer: Peer, message: Message) -> None:
+        """Take a message, whatever it is about."""
+
+    def renew(self, peer: Peer) -> None:
+        """Say again what may have been lost with one of two links."""
+
+    def lose(self, peer: Peer) -> None:
+        """Take that a peer is gone."""
+
+    def check(self) -> None:
+        """Send what is due: at `wake_at`, and after anything has happened."""
+
+    def wake_at(self) -> float:
+        """Return when `check` is due; infinity if something has to happen before."""
 
 
 class Network:
@@ -81,131 +104,56 @@ class Network:
         self._counts = {"network.reconnects": 0, "peers.gone": 0}
         self._listening = listening
         self._health = Health(preset)
-        self._peers: dict[str, _Peer] = {}
+        self.peers: dict[str, Peer] = {}
+        """Who is linked, by process id. Of the thread of the loop."""
         self._calls = Calls(self._call)
-        self._hello = Hello(host=socket.gethostname(), port=self.port)
-        self._forming: Forming | None = None
-        self._formed: Future[Closed] = Future()
-        self._left: dict[str, int] = {}
-        """In which turn the members of an earlier group were in it."""
-        self._unlinked: set[str] = set()
-        """Those of them that this process has not met yet."""
+        self.hello = Hello(host=socket.gethostname(), port=self.port)
+        self._parts: list[Part] = []
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
-        self._server = LinkServer(lambda _: Answerer(lambda _: identity), self._serve, self._warn)
+        self._server = LinkServer(lambda _: Answerer(lambda _: identity), self._serve, self.warn)
         self._thread = threading.Thread(target=self._run, name="muster mesh", daemon=True)
         self._thread.start()
         self.listen()
 
+    # For its parts, in the thread of the loop
+
+    def attach(self, part: Part) -> None:
+        """Have a part take what comes from now on. For another thread: before anything is found."""
+        self._parts.append(part)
+
+    @property
+    def own_member(self) -> Member:
+        return Member(self.own_id, self.node_id, self.hello.host, ("", self.port))
+
+    def say(self, **fields: Any) -> None:  # noqa: ANN401  of a hello
+        """Change what this process says of itself, and say it to all."""
+        self.hello = msgspec.structs.replace(self.hello, **fields, turn=self.hello.turn + 1)
+        for process_id in self.peers:
+            self.send(process_id, self._current_hello())
+
+    def act(self) -> None:
+        """Send what follows from what has happened, and have the times judged anew."""
+        self._check_parts()
+        self._changed.set()
+
+    def send(self, process_id: str, message: Message) -> None:
+        if peer := self.peers.get(process_id):
+            is_probe = isinstance(message, Probe)  # one of two links may be cut
+            links = [link for link in peer.links if not link.writer.is_closing()]
+            for link in links if is_probe else links[:1]:
+                with suppress(OSError):
+                    link.send(encode(message))
+
+    def warn(self, text: str) -> None:
+        """Keep a warning for people, each once."""
+        self.warnings[text] = None
+        while len(self.warnings) > NAME_LIMIT:
+            del self.warnings[next(iter(self.warnings))]
+
     # For other threads
 
-    def find(self, address: Address, process_id: str = "") -> None:
-        """Call a process that was announced, again and again until it is linked."""
-        self._loop.call_soon_threadsafe(self._find, address, process_id)
-
-    def members(self) -> list[Member]:
-        """Return who is linked now."""
-        return self._do(lambda: [peer.member for peer in self._peers.values()])
-
-    def hellos(self) -> list[tuple[Member, Hello]]:
-        """Return who is linked now, and what each has said of itself last."""
-        return self._do(lambda: [(peer.member, peer.hello) for peer in self._peers.values()])
-
-    def counters(self) -> dict[str, float]:
-        """Return what happened to links and peers."""
-        latencies = self._health.latencies_seconds()
-        mean = sum(latencies) / len(latencies) if latencies else 0.0
-        now = {"network.latency_ms": mean * 1e3, "peers.linked": len(self._peers)}
-        return now | self._counts
-
-    def wait_for(self, group: str, size: int | None, after: Collection[str] = ()) -> Future[Closed]:
-        """Begin to wait for a group, and return what becomes it.
-
-        `after` are the members of an earlier group of this name.
-        """
-
-        def begin() -> Future[Closed]:
-            self._formed = Future()
-            self._unlinked.clear()
-            living = [each for each in after if each in self._peers]
-            make_token = partial(secrets.token_bytes, TOKEN_BYTES)
-            self._forming = Forming(self.own_id, size, make_token, time.monotonic(), awaited=living)
-            self._say(msgspec.structs.replace(self._hello, group=group, size=size))
-            for peer in self._peers.values():
-                self._compare(peer)
-            self._act()
-            return self._formed
-
-        return self._do(begin)
-
-    def members_of(self, closed: Closed) -> list[Member]:
-        """Return the members in the order of their ranks. Raises KeyError if one is gone."""
-
-        def order() -> list[Member]:
-            own = Member(self.own_id, self.node_id, self._hello.host, ("", self.port))
-            others = [each for each in closed.members if each != self.own_id]
-            members = [own, *(self._peers[each].member for each in others)]
-            return sorted(members, key=lambda member: (member.node_id, member.process_id))
-
-        return self._do(order)
-
-    def departed(self, closed: Closed) -> set[str]:
-        """Return the other members that are not linked any more, or have begun to meet anew."""
-
-        def look() -> set[str]:
-            together = {each for each, peer in self._peers.items() if not self._waits_now(peer)}
-            return {*closed.members} - together - {self.own_id}
-
-        return self._do(look)
-
-    def living_members(self) -> list[Member]:
-        """Return the linked members of a group of the awaited name that lives already."""
-
-        def look() -> list[Member]:
-            full = self._forming.full if self._forming is not None else ()
-            return [self._peers[one].member for one in full if one in self._peers]
-
-        return self._do(look)
-
-    def stop_waiting(self) -> None:
-        """Wait for no group any more."""
-
-        def end() -> None:
-            self._forming = None
-            self._say(msgspec.structs.replace(self._hello, group=None, size=None))
-
-        self._do(end)
-
-    def send_note(self, process_id: str, topic: str, payload: bytes) -> None:
-        """Send a note to a linked process; it is lost if the link breaks."""
-        self._do(lambda: self._send(process_id, Note(topic=topic, payload=payload)))
-
-    def lend_listener(self) -> socket.socket:
-        """Return the socket that others connect to; this network accepts no more until `listen`."""
-
-        def lend() -> socket.socket:
-            self._accepting.cancel()
-            return duplicate(self._listening)
-
-        return self._do(lend)
-
-    def listen(self) -> None:
-        """Accept links, at first or again."""
-        self._accepting = self._do(partial(self._server.accept, self._listening, is_remote=True))
-
-    def close(self) -> None:
-        """Say that this process leaves, and end all links."""
-
-        def leave() -> None:
-            for process_id in self._peers:
-                self._send(process_id, Leave())
-            self._loop.call_later(LEAVE_SECONDS, self._loop.stop)
-
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(leave)
-            self._thread.join()
-
-    def _do(self, work: Callable[[], Result]) -> Result:
+    def do(self, work: Callable[[], Result]) -> Result:
         """Have the thread of the loop do something, and return its result."""
 
         async def run() -> Result:
@@ -217,6 +165,54 @@ class Network:
                 "discover(peers=…) here"
             )
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+    def find(self, address: Address, process_id: str = "") -> None:
+        """Call a process that was announced, again and again until it is linked."""
+        self._loop.call_soon_threadsafe(self._find, address, process_id)
+
+    def members(self) -> list[Member]:
+        """Return who is linked now."""
+        return self.do(lambda: [peer.member for peer in self.peers.values()])
+
+    def hellos(self) -> list[tuple[Member, Hello]]:
+        """Return who is linked now, and what each has said of itself last."""
+        return self.do(lambda: [(peer.member, peer.hello) for peer in self.peers.values()])
+
+    def counters(self) -> dict[str, float]:
+        """Return what happened to links and peers."""
+        latencies = self._health.latencies_seconds()
+        mean = sum(latencies) / len(latencies) if latencies else 0.0
+        now = {"network.latency_ms": mean * 1e3, "peers.linked": len(self.peers)}
+        return now | self._counts
+
+    def send_note(self, process_id: str, topic: str, payload: bytes) -> None:
+        """Send a note to a linked process; it is lost if the link breaks."""
+        self.do(lambda: self.send(process_id, Note(topic=topic, payload=payload)))
+
+    def lend_listener(self) -> socket.socket:
+        """Return the socket that others connect to; this network accepts no more until `listen`."""
+
+        def lend() -> socket.socket:
+            self._accepting.cancel()
+            return duplicate(self._listening)
+
+        return self.do(lend)
+
+    def listen(self) -> None:
+        """Accept links, at first or again."""
+        self._accepting = self.do(partial(self._server.accept, self._listening, is_remote=True))
+
+    def close(self) -> None:
+        """Say that this process leaves, and end all links."""
+
+        def leave() -> None:
+            for process_id in self.peers:
+                self.send(process_id, Leave())
+            self._loop.call_later(LEAVE_SECONDS, self._loop.stop)
+
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(leave)
+            self._thread.join()
 
     # The thread
 
@@ -235,7 +231,8 @@ class Network:
 
     async def _check(self) -> None:
         while True:
-            seconds = min(self._wake_at() - time.monotonic(), 1.0)
+            wake_at = min([self._health.wake_at(), *(part.wake_at() for part in self._parts)])
+            seconds = min(wake_at - time.monotonic(), 1.0)
             with suppress(TimeoutError):
                 # Not `wait_for`, which may lose a cancellation before Python 3.12.
                 async with asyncio.timeout(max(seconds, 0)):
@@ -246,24 +243,15 @@ class Network:
                 await asyncio.sleep(0)
             probed, lost = self._health.check(time.monotonic())
             for process_id in probed:
-                self._send(process_id, Probe(sent_at=time.monotonic()))
+                self.send(process_id, Probe(sent_at=time.monotonic()))
             for process_id in lost:
                 self._lose(process_id)
-            self._advance()
-
-    def _wake_at(self) -> float:
-        forming = float("inf") if self._forming is None else self._forming.wake_at()
-        return min(self._health.wake_at(), forming)
+            self._check_parts()
 
     # Links
 
-    def _warn(self, text: str) -> None:
-        self.warnings[text] = None
-        while len(self.warnings) > NAME_LIMIT:
-            del self.warnings[next(iter(self.warnings))]
-
     def _find(self, address: Address, process_id: str) -> None:
-        peer = self._peers.get(process_id)
+        peer = self.peers.get(process_id)
         # Under another address it has another link: one of them may go, with its network.
         is_linked = peer is not None and address[0] in map(_host_of, peer.links)
         if not is_linked and process_id != self.own_id:
@@ -282,7 +270,7 @@ class Network:
                     limit.reschedule(None)
                     await self._serve(link, payload)
         except AuthenticationFailed as error:
-            self._warn(f"{address[0]} port {address[1]}: {error}")
+            self.warn(f"{address[0]} port {address[1]}: {error}")
         except (OSError, EOFError, WireError):
             pass
         return is_linked
@@ -294,7 +282,7 @@ class Network:
         if not isinstance(hello, Hello):
             return
         if warning := hello.relayed_by(_host_of(link)):
-            self._warn(warning)
+            self.warn(warning)
             return
         has_ended = False
         peer = self._join(claim, hello, link)
@@ -310,21 +298,20 @@ class Network:
             raise
         finally:
             peer.links.remove(link)
-            if self._peers.get(claim.process_id) is peer:
+            if self.peers.get(claim.process_id) is peer:
                 if peer.links:
                     self._renew(peer)
                 elif has_ended:
                     self._lose(claim.process_id)
 
-    def _join(self, claim: Claim, hello: Hello, link: ServedLink) -> _Peer:
-        peer = self._peers.get(claim.process_id)
+    def _join(self, claim: Claim, hello: Hello, link: ServedLink) -> Peer:
+        peer = self.peers.get(claim.process_id)
         if peer is None:
-            peer = self._peers[claim.process_id] = _Peer(claim=claim, hello=hello)
+            peer = self.peers[claim.process_id] = Peer(claim=claim, hello=hello)
             self._health.add(claim.process_id, time.monotonic())
             self.gone.discard(claim.process_id)
-            if claim.process_id in self._unlinked:
-                self._unlinked.remove(claim.process_id)
-                self._left[claim.process_id] = hello.turn
+            for part in self._parts:
+                part.meet(peer)
         elif not peer.links:
             self._counts["network.reconnects"] += 1
         peer.links.append(link)
@@ -332,59 +319,36 @@ class Network:
         self._receive(peer, hello)
         return peer
 
-    def _receive(self, peer: _Peer, message: Message) -> None:
+    def _receive(self, peer: Peer, message: Message) -> None:
         process_id = peer.claim.process_id
         self._health.answered(process_id)
         match message:
-            case Hello(turn=turn) if turn >= peer.hello.turn:  # else it was overtaken
+            case Hello(turn=turn):
+                if turn < peer.hello.turn:  # it was overtaken
+                    return
                 peer.hello = message
-                self._compare(peer)
             case Probe(is_answer=False, sent_at=sent_at):
-                self._send(process_id, Probe(sent_at=sent_at, is_answer=True))
+                self.send(process_id, Probe(sent_at=sent_at, is_answer=True))
             case Probe(sent_at=sent_at):
                 self._health.measure(process_id, time.monotonic() - sent_at)
             case Leave():
                 peer.has_left = True
-            case OfGroup(group=group, message=said) if self._forming and group == self._hello.group:
-                if self._waits_now(peer):  # not the last words of an earlier group
-                    self._forming.receive(process_id, said, time.monotonic())
             case Note(topic=topic, payload=payload) if topic in self.readers:
                 if answer := self.readers[topic](process_id, payload):
-                    self._send(process_id, Note(topic=topic, payload=answer))
-        self._act()
+                    self.send(process_id, Note(topic=topic, payload=answer))
+        for part in self._parts:
+            part.receive(peer, message)
+        self.act()
 
-    def _compare(self, peer: _Peer) -> None:
-        """Meet a peer that waits for the same group, or lose one that does no more."""
-        if self._forming is None:
-            return
-        now, process_id, hello = time.monotonic(), peer.claim.process_id, peer.hello
-        sizes = {hello.size, self._hello.size} - {None}
-        if hello.group != self._hello.group or len(sizes) > 1:
-            if hello.group == self._hello.group:
-                self._warn(
-                    f"{peer.member} has asked for {hello.size} in the group {hello.group!r}, and "
-                    f"this process for {self._hello.size}: give all the same number of peers"
-                )
-            self._forming.lose(process_id, now)
-        elif self._waits_now(peer):
-            self._forming.meet(process_id, now, is_after=hello.size is None)
-        elif (closed := self._forming.closed) and process_id in closed.members:
-            # Its link is new: the first word of this may be lost.
-            self._send(process_id, OfGroup(group=hello.group or "", message=closed))
-
-    def _waits_now(self, peer: _Peer) -> bool:
-        return peer.hello.turn > self._left.get(peer.claim.process_id, 0)
-
-    def _renew(self, peer: _Peer) -> None:
+    def _renew(self, peer: Peer) -> None:
         """Begin anew over another link: words may be lost with the old one."""
-        if self._forming is not None:
-            self._forming.lose(peer.claim.process_id, time.monotonic(), is_renewed=True)
-        self._send(peer.claim.process_id, self._current_hello())
-        self._compare(peer)
-        self._act()
+        self.send(peer.process_id, self._current_hello())
+        for part in self._parts:
+            part.renew(peer)
+        self.act()
 
     def _lose(self, process_id: str) -> None:
-        peer = self._peers.pop(process_id, None)
+        peer = self.peers.pop(process_id, None)
         if peer is None:
             return
         self._health.remove(process_id)
@@ -393,45 +357,17 @@ class Network:
             self._counts["peers.gone"] += 1
         for link in peer.links:
             link.writer.transport.abort()  # what is not sent yet will never be
-        if self._forming is not None:
-            self._forming.lose(process_id, time.monotonic())
-            self._act()
-
-    def _send(self, process_id: str, message: Message) -> None:
-        if peer := self._peers.get(process_id):
-            is_probe = isinstance(message, Probe)  # one of two links may be cut
-            links = [link for link in peer.links if not link.writer.is_closing()]
-            for link in links if is_probe else links[:1]:
-                with suppress(OSError):
-                    link.send(encode(message))
-
-    def _say(self, hello: Hello) -> None:
-        self._hello = msgspec.structs.replace(hello, turn=hello.turn + 1)
-        for process_id in self._peers:
-            self._send(process_id, self._current_hello())
+        for part in self._parts:
+            part.lose(peer)
+        self.act()
 
     def _current_hello(self, link: ServedLink | None = None) -> Hello:
         address = "" if link is None else _host_of(link, "sockname")
-        return msgspec.structs.replace(self._hello, clock=time.time(), address=address)
+        return msgspec.structs.replace(self.hello, clock=time.time(), address=address)
 
-    def _act(self) -> None:
-        """Send what follows from what has happened, and have the times judged anew."""
-        self._advance()
-        self._changed.set()
-
-    def _advance(self) -> None:
-        if self._forming is not None and self._hello.group is not None:
-            self._forming.check(time.monotonic())
-            due, self._forming.due = self._forming.due, []
-            for process_id, message in due:
-                self._send(process_id, OfGroup(group=self._hello.group, message=message))
-            closed = self._forming.closed
-            if closed is not None and not self._formed.done():
-                # Now: a member may wait for the next one before this one's thread has seen it.
-                turns = {each: peer.hello.turn for each, peer in self._peers.items()}
-                self._left |= {each: turns[each] for each in closed.members if each in turns}
-                self._unlinked = {*closed.members} - {*turns, self.own_id}
-                self._formed.set_result(closed)
+    def _check_parts(self) -> None:
+        for part in self._parts:
+            part.check()
 
 
 os.register_at_fork(after_in_child=release)

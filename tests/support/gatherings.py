@@ -371,7 +371,7 @@ class WithoutAwaiting(Forming):
 class WithoutLead(Forming):
     """Scripts of an earlier group do not go before all others."""
 
-    def _order(self, script: str) -> tuple[bool, str]:
+    def _turn(self, script: str) -> tuple[bool, str]:
         return True, script
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from select import select
+from typing import Final
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -18,6 +20,7 @@ from muster.links.frames import frame
 from muster.links.serving import listen
 from muster.links.session import PROTOCOL, Caller
 from muster.mesh.forming import SETTLE_SECONDS, Closed
+from muster.mesh.gathering import Gathering
 from muster.mesh.health import Preset
 from muster.mesh.identity import mesh_identity
 from muster.mesh.messages import Hello, encode
@@ -39,6 +42,13 @@ GARBAGE = {
 }
 
 
+_gatherings: Final[WeakKeyDictionary[Network, Gathering]] = WeakKeyDictionary()
+
+
+def gathering(network: Network) -> Gathering:
+    return _gatherings[network]
+
+
 class Home:
     """Networks of this process on loopback."""
 
@@ -54,6 +64,7 @@ class Home:
         file = self._directory / f"node-{self._made}.key"
         own = mesh_identity(cluster, file, secret)
         network = Network(own, listen(host, 0), PRESET)
+        _gatherings[network] = Gathering(network)
         self._ending.callback(network.close)
         return network
 
@@ -79,7 +90,7 @@ def find(network: Network, other: Network) -> None:
 def form(networks: list[Network], group: str = "default") -> Closed:
     (closed,) = {
         future.result(DEADLINE_SECONDS)
-        for future in [network.wait_for(group, len(networks)) for network in networks]
+        for future in [gathering(network).wait_for(group, len(networks)) for network in networks]
     }
     return closed
 
@@ -93,14 +104,14 @@ def test_all_who_wait_are_one_group(home: Home) -> None:
     networks = home.linked(4)
     closed = form(networks)
     assert set(closed.members) == {network.own_id for network in networks}
-    orders = [network.members_of(closed) for network in networks]
+    orders = [gathering(network).members_of(closed) for network in networks]
     assert len({tuple(each.process_id for each in order) for order in orders}) == 1
 
 
 def test_two_groups_never_mix(home: Home) -> None:
     networks = home.linked(4)
-    ours = [network.wait_for("ours", 2) for network in networks[:2]]
-    theirs = [network.wait_for("theirs", 2) for network in networks[2:]]
+    ours = [gathering(network).wait_for("ours", 2) for network in networks[:2]]
+    theirs = [gathering(network).wait_for("theirs", 2) for network in networks[2:]]
     for pair, futures in (networks[:2], ours), (networks[2:], theirs):
         for future in futures:
             members = future.result(DEADLINE_SECONDS).members
@@ -110,19 +121,19 @@ def test_two_groups_never_mix(home: Home) -> None:
 def test_a_late_one_is_given_the_names(home: Home) -> None:
     *networks, late = home.linked(3)
     closed = form(networks)
-    waiting = late.wait_for("default", 2)
-    await_value(late.living_members, lambda: str(late.members()))
-    assert {each.process_id for each in late.living_members()} == set(closed.members)
+    waiting = gathering(late).wait_for("default", 2)
+    await_value(gathering(late).living_members, lambda: str(late.members()))
+    assert {each.process_id for each in gathering(late).living_members()} == set(closed.members)
     assert not waiting.done()
 
 
 def test_members_meet_anew_though_one_has_begun_already(home: Home) -> None:
     first, second = home.linked(2)
     closed = form([first, second])
-    again = second.wait_for("default", None, closed.members)  # before `first` has looked
+    again = gathering(second).wait_for("default", None, closed.members)  # before `first` has looked
     await_link(first, second)
-    first.members_of(closed)
-    assert first.wait_for("default", None, closed.members).result(DEADLINE_SECONDS)
+    gathering(first).members_of(closed)
+    assert gathering(first).wait_for("default", None, closed.members).result(DEADLINE_SECONDS)
     assert again.result(DEADLINE_SECONDS).token != closed.token
 
 
@@ -132,25 +143,25 @@ def test_members_that_have_linked_late_meet_anew(home: Home) -> None:
         find(first, network)
     closed = form([first, second, third])
     with pytest.raises(KeyError):
-        second.members_of(closed)
+        gathering(second).members_of(closed)
     find(second, third)
     await_link(second, third)
     await_link(third, second)
-    assert {each.process_id for each in second.members_of(closed)} == {*closed.members}
-    assert second.departed(closed) == third.departed(closed) == set()
+    assert {each.process_id for each in gathering(second).members_of(closed)} == {*closed.members}
+    assert gathering(second).departed(closed) == gathering(third).departed(closed) == set()
     first.close()
-    again = second.wait_for("default", None, closed.members)
+    again = gathering(second).wait_for("default", None, closed.members)
     with pytest.raises(TimeoutError):
         again.result(2 * SETTLE_SECONDS)  # `third` has not called yet
-    await_value(lambda: third.departed(closed) == {first.own_id, second.own_id}, str)
-    assert third.wait_for("default", None, closed.members).result(DEADLINE_SECONDS)
-    assert again.result(DEADLINE_SECONDS).members == (second.own_id, third.own_id)
+    await_value(lambda: gathering(third).departed(closed) == {first.own_id, second.own_id}, str)
+    assert gathering(third).wait_for("default", None, closed.members).result(DEADLINE_SECONDS)
+    assert {*again.result(DEADLINE_SECONDS).members} == {second.own_id, third.own_id}
 
 
 def test_a_script_that_stops_waiting_delays_no_group(home: Home) -> None:
     networks = home.linked(3)
-    networks[0].wait_for("default", 3)
-    networks[0].stop_waiting()
+    gathering(networks[0]).wait_for("default", 3)
+    gathering(networks[0]).stop_waiting()
     assert networks[0].own_id not in form(networks[1:]).members
 
 
@@ -255,7 +266,7 @@ def test_a_silent_link_beside_another_costs_no_word_and_no_peer(home: Home) -> N
         own.find(("127.0.0.2", other.port))
         await_value(lambda: own.members()[0].address[0] == "127.0.0.2", str)
         between.send_signal(signal.SIGSTOP)
-        waiting = [network.wait_for("default", 2) for network in (own, other)]
+        waiting = [gathering(network).wait_for("default", 2) for network in (own, other)]
         with pytest.raises(TimeoutError):
             waiting[0].result(LOSS_SECONDS)
         assert own.gone == other.gone == set()
@@ -291,7 +302,7 @@ def test_an_older_hello_that_comes_later_is_ignored(home: Home, tmp_path: Path) 
 def test_two_sizes_are_named(home: Home) -> None:
     networks = home.linked(2)
     for size, network in enumerate(networks, 2):
-        network.wait_for("default", size)
+        gathering(network).wait_for("default", size)
     await_value(lambda: networks[0].warnings, lambda: "no warning")
     (warning,) = networks[0].warnings
     assert "asked for 3 in" in warning
