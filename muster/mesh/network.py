@@ -11,6 +11,7 @@ A link that the network has cut is made again: whether the peer is gone, `health
 
 import asyncio
 import os
+import random
 import secrets
 import socket
 import threading
@@ -27,11 +28,12 @@ import msgspec
 from muster.contracts.errors import AuthenticationFailed, MusterError, WireError, printable
 from muster.links.serving import LinkServer, ServedLink, connect, duplicate, release
 from muster.links.session import Answerer, Caller
+from muster.mesh import messages
 from muster.mesh.calls import Address, Calls
 from muster.mesh.forming import Closed, Forming
 from muster.mesh.health import Health, Preset
 from muster.mesh.identity import Claim, Member, MeshIdentity, claim_of
-from muster.mesh.messages import Hello, Leave, Message, Note, OfGroup, Probe, decode, encode
+from muster.mesh.messages import Hello, Leave, Message, Note, OfGroup, Probe, ProbeFor
 
 Result = TypeVar("Result")
 
@@ -80,7 +82,7 @@ class Network:
         and may answer."""
         self._counts = {"network.reconnects": 0, "peers.gone": 0}
         self._listening = listening
-        self._health = Health(preset)
+        self._health = Health(preset, random.SystemRandom())
         self._peers: dict[str, _Peer] = {}
         self._calls = Calls(self._call)
         self._hello = Hello(host=socket.gethostname(), port=self.port)
@@ -113,9 +115,8 @@ class Network:
 
     def counters(self) -> dict[str, float]:
         """Return what happened to links and peers."""
-        latencies = self._health.latencies_seconds()
-        mean = sum(latencies) / len(latencies) if latencies else 0.0
-        now = {"network.latency_ms": mean * 1e3, "peers.linked": len(self._peers)}
+        latency_seconds = self._health.summary().latency_seconds or 0.0
+        now = {"network.latency_ms": latency_seconds * 1e3, "peers.linked": len(self._peers)}
         return now | self._counts
 
     def wait_for(self, group: str, size: int | None, after: Collection[str] = ()) -> Future[Closed]:
@@ -244,11 +245,15 @@ class Network:
             # What has come is read before anyone is judged.
             for _ in range(3):
                 await asyncio.sleep(0)
-            probed, lost = self._health.check(time.monotonic())
-            for process_id in probed:
-                self._send(process_id, Probe(sent_at=time.monotonic()))
-            for process_id in lost:
+            now = time.monotonic()
+            due = self._health.check(now)
+            for process_id in due.probed:
+                self._send(process_id, Probe(sent_at=now))
+            for helper, subject in due.indirect:
+                self._send(helper, ProbeFor(subject=subject, asked_at=now))
+            for process_id in due.lost:
                 self._lose(process_id)
+            self._health.events.clear()
             self._advance()
 
     def _wake_at(self) -> float:
@@ -276,7 +281,7 @@ class Network:
             async with asyncio.timeout(timeout_seconds) as limit:
                 link = await connect(address, Caller(self.identity))
                 with closing(link.writer):
-                    link.send(encode(self._current_hello(link)))
+                    link.send(messages.encode(self._current_hello(link)))
                     payload = await link.receive_one()
                     is_linked = True
                     limit.reschedule(None)
@@ -290,7 +295,7 @@ class Network:
     async def _serve(self, link: ServedLink, payload: bytes) -> None:
         """Exchange messages until the link ends."""
         claim = claim_of(link.session.claim)
-        hello = decode(payload)
+        hello = messages.decode(payload)
         if not isinstance(hello, Hello):
             return
         if warning := hello.relayed_by(_host_of(link)):
@@ -301,7 +306,7 @@ class Network:
         try:
             while (payloads := await link.receive()) is not None:
                 for each in payloads:
-                    self._receive(peer, decode(each))
+                    self._receive(peer, messages.decode(each))
             has_ended = True
         except ConnectionError:  # of the process; a time-out is of the network
             has_ended = True
@@ -328,21 +333,18 @@ class Network:
         elif not peer.links:
             self._counts["network.reconnects"] += 1
         peer.links.append(link)
-        link.send(encode(self._current_hello(link)))
+        link.send(messages.encode(self._current_hello(link)))
         self._receive(peer, hello)
         return peer
 
     def _receive(self, peer: _Peer, message: Message) -> None:
         process_id = peer.claim.process_id
-        self._health.answered(process_id)
+        for to, reply in self._health.receive(process_id, message, time.monotonic()):
+            self._send(to, reply)
         match message:
             case Hello(turn=turn) if turn >= peer.hello.turn:  # else it was overtaken
                 peer.hello = message
                 self._compare(peer)
-            case Probe(is_answer=False, sent_at=sent_at):
-                self._send(process_id, Probe(sent_at=sent_at, is_answer=True))
-            case Probe(sent_at=sent_at):
-                self._health.measure(process_id, time.monotonic() - sent_at)
             case Leave():
                 peer.has_left = True
             case OfGroup(group=group, message=said) if self._forming and group == self._hello.group:
@@ -403,7 +405,7 @@ class Network:
             links = [link for link in peer.links if not link.writer.is_closing()]
             for link in links if is_probe else links[:1]:
                 with suppress(OSError):
-                    link.send(encode(message))
+                    link.send(messages.encode(message))
 
     def _say(self, hello: Hello) -> None:
         self._hello = msgspec.structs.replace(hello, turn=hello.turn + 1)
