@@ -46,6 +46,7 @@ from muster.contracts.messages.agent import (
 )
 from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.settings.paths import JobFiles
+from muster.host.clock import since_boot
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits
 from muster.host.processes import adopt_orphans, boot_id, follow_parent, machine_id, send_signal
@@ -106,7 +107,7 @@ class Agent:
         self._is_told_to_leave = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
         now = time.monotonic()
-        self._last_connected = _since_boot()
+        self._last_connected = since_boot()
         self._next_connect = self._next_tick = now
         self._next_address_check = self._next_pulse = now
         self._settle_at = math.inf
@@ -181,7 +182,7 @@ class Agent:
         if not self._link.is_welcome:
             self._on_time_alone(now)
             return
-        self._last_connected = _since_boot()
+        self._last_connected = since_boot()
         if now >= self._next_pulse:
             self._pulse()
         if self._has_new_coordinator(now, ADDRESS_CHECK_SECONDS):
@@ -197,7 +198,7 @@ class Agent:
             self._link.close()  # a coordinator that has not accepted us by now is dead
             self._connect()
             self._next_connect = now + WELCOME_SECONDS
-        alone_seconds = _since_boot() - self._last_connected
+        alone_seconds = since_boot() - self._last_connected
         timeout = self._assignment.orphan_timeout_seconds
         if alone_seconds >= timeout + self._assignment.stop_grace_seconds:
             self._ranks.signal_all(signal.SIGKILL)
@@ -337,11 +338,6 @@ class Agent:
         self._next_address_check = 0.0  # a new coordinator sends this signal, too
         is_group_due = self._link.is_welcome and self._ranks.report_deaths()
         self._settle_at = time.monotonic() + GROUP_SECONDS * is_group_due
-
-
-def _since_boot() -> float:
-    """Return seconds that go on while the machine is suspended: others do not wait for it."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _listed(order: ListCheckpoints, job_uid: str, address: Path | None) -> CheckpointsListed:

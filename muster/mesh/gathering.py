@@ -5,12 +5,12 @@ for the same, and carries its messages.
 """
 
 import secrets
-import time
 from collections.abc import Collection
 from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
+from muster.host.clock import since_boot
 from muster.mesh.forming import Closed, Forming
 from muster.mesh.identity import Member
 from muster.mesh.messages import Hello, Message, OfGroup, Ring
@@ -50,7 +50,7 @@ class Gathering:
                 network.own_id,
                 size,
                 make_token,
-                time.monotonic(),
+                since_boot(),
                 awaited=living,
                 order=self._order,
             )
@@ -117,18 +117,18 @@ class Gathering:
             case OfGroup(group=group, message=said) if self._forming:
                 # Not the last words of an earlier group.
                 if group == self._network.hello.group and self._waits_now(peer):
-                    self._forming.receive(peer.process_id, said, time.monotonic())
+                    self._forming.receive(peer.process_id, said, since_boot())
             case Ring(nodes=nodes) if peer.claim.node_id == self._network.node_id:
                 self._ring = nodes
 
     def renew(self, peer: Peer) -> None:
         if self._forming is not None:
-            self._forming.lose(peer.process_id, time.monotonic(), is_renewed=True)
+            self._forming.lose(peer.process_id, since_boot(), is_renewed=True)
         self._compare(peer)
 
     def lose(self, peer: Peer) -> None:
         if self._forming is not None:
-            self._forming.lose(peer.process_id, time.monotonic())
+            self._forming.lose(peer.process_id, since_boot())
 
     def wake_at(self) -> float:
         return float("inf") if self._forming is None else self._forming.wake_at()
@@ -137,7 +137,7 @@ class Gathering:
         group = self._network.hello.group
         if self._forming is None or group is None:
             return
-        self._forming.check(time.monotonic())
+        self._forming.check(since_boot())
         due, self._forming.due = self._forming.due, []
         for process_id, message in due:
             self._network.send(process_id, OfGroup(group=group, message=message))
@@ -154,7 +154,7 @@ class Gathering:
         if self._forming is None:
             return
         now, process_id, hello, own = (
-            time.monotonic(),
+            since_boot(),
             peer.process_id,
             peer.hello,
             self._network.hello,

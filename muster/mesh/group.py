@@ -30,6 +30,7 @@ from muster.collectives.transports.tcp import DEFAULT_PORT, TcpBackend, listed
 from muster.contracts.errors import printable
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
+from muster.host.clock import since_boot
 from muster.host.private import make_private
 from muster.links.serving import listen
 from muster.mesh.announce import Announcer
@@ -77,7 +78,7 @@ class MeshBackend(TcpBackend):
         self.mesh = mesh
         """None for a list of addresses: then a connection that ends shows that a member is gone."""
         on_wait = (
-            (lambda: None) if mesh is None else partial(mesh.check, self.members, time.monotonic())
+            (lambda: None) if mesh is None else partial(mesh.check, self.members, since_boot())
         )
         super().__init__(own, connections, on_wait=on_wait)
 

@@ -41,6 +41,21 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True, tag="probe"):
     is_answer: bool = False
 
 
+class ProbeFor(msgspec.Struct, frozen=True, kw_only=True, tag="probe_for"):
+    """A request to probe another process: its sender has got no answer from it."""
+
+    subject: str
+    asked_at: float
+    """By the monotonic clock of the sender; `Reached` repeats it."""
+
+
+class Reached(msgspec.Struct, frozen=True, kw_only=True, tag="reached"):
+    """The subject has sent something after the receiver had asked for it."""
+
+    subject: str
+    asked_at: float
+
+
 class Leave(msgspec.Struct, frozen=True, kw_only=True, tag="leave"):
     """The process ends by itself: its calls are over, so it is not gone for others."""
 
@@ -66,7 +81,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, tag="note"):
     payload: bytes
 
 
-Message: TypeAlias = Hello | Probe | Leave | OfGroup | Ring | Note
+Message: TypeAlias = Hello | Probe | ProbeFor | Reached | Leave | OfGroup | Ring | Note
 
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 encode: Final = msgspec.msgpack.Encoder().encode

@@ -11,6 +11,7 @@ A link that the network has cut is made again: whether the peer is gone, `health
 
 import asyncio
 import os
+import random
 import socket
 import threading
 import time
@@ -23,12 +24,22 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from muster.contracts.errors import AuthenticationFailed, MusterError, WireError, printable
+from muster.host.clock import since_boot
 from muster.links.serving import LinkServer, ServedLink, connect, duplicate, release
 from muster.links.session import Answerer, Caller
 from muster.mesh.calls import Address, Calls
 from muster.mesh.health import Health, Preset
 from muster.mesh.identity import Claim, Member, MeshIdentity, claim_of
-from muster.mesh.messages import Hello, Leave, Message, Note, Probe, decode, encode
+from muster.mesh.messages import (
+    Hello,
+    Leave,
+    Message,
+    Note,
+    Probe,
+    ProbeFor,
+    decode,
+    encode,
+)
 
 Result = TypeVar("Result")
 
@@ -103,7 +114,7 @@ class Network:
         and may answer."""
         self._counts = {"network.reconnects": 0, "peers.gone": 0}
         self._listening = listening
-        self._health = Health(preset)
+        self.health = Health(preset, random.SystemRandom())
         self.peers: dict[str, Peer] = {}
         """Who is linked, by process id. Of the thread of the loop."""
         self._calls = Calls(self._call)
@@ -180,9 +191,8 @@ class Network:
 
     def counters(self) -> dict[str, float]:
         """Return what happened to links and peers."""
-        latencies = self._health.latencies_seconds()
-        mean = sum(latencies) / len(latencies) if latencies else 0.0
-        now = {"network.latency_ms": mean * 1e3, "peers.linked": len(self.peers)}
+        latency_seconds = self.health.summary().latency_seconds or 0.0
+        now = {"network.latency_ms": latency_seconds * 1e3, "peers.linked": len(self.peers)}
         return now | self._counts
 
     def send_note(self, process_id: str, topic: str, payload: bytes) -> None:
@@ -231,8 +241,8 @@ class Network:
 
     async def _check(self) -> None:
         while True:
-            wake_at = min([self._health.wake_at(), *(part.wake_at() for part in self._parts)])
-            seconds = min(wake_at - time.monotonic(), 1.0)
+            wake_at = min([self.health.wake_at(), *(part.wake_at() for part in self._parts)])
+            seconds = min(wake_at - since_boot(), 1.0)
             with suppress(TimeoutError):
                 # Not `wait_for`, which may lose a cancellation before Python 3.12.
                 async with asyncio.timeout(max(seconds, 0)):
@@ -241,12 +251,16 @@ class Network:
             # What has come is read before anyone is judged.
             for _ in range(3):
                 await asyncio.sleep(0)
-            probed, lost = self._health.check(time.monotonic())
-            for process_id in probed:
-                self.send(process_id, Probe(sent_at=time.monotonic()))
-            for process_id in lost:
+            now = since_boot()
+            due = self.health.check(now)
+            for process_id in due.probed:
+                self.send(process_id, Probe(sent_at=now))
+            for helper, subject in due.indirect:
+                self.send(helper, ProbeFor(subject=subject, asked_at=now))
+            for process_id in due.lost:
                 self._lose(process_id)
             self._check_parts()
+            self.health.events.clear()
 
     # Links
 
@@ -294,7 +308,7 @@ class Network:
         except ConnectionError:  # of the process; a time-out is of the network
             has_ended = True
         except OSError:
-            self.cut[claim.process_id, _host_of(link)] = time.monotonic()
+            self.cut[claim.process_id, _host_of(link)] = since_boot()
             raise
         finally:
             peer.links.remove(link)
@@ -308,7 +322,7 @@ class Network:
         peer = self.peers.get(claim.process_id)
         if peer is None:
             peer = self.peers[claim.process_id] = Peer(claim=claim, hello=hello)
-            self._health.add(claim.process_id, time.monotonic())
+            self.health.add(claim.process_id, since_boot())
             self.gone.discard(claim.process_id)
             for part in self._parts:
                 part.meet(peer)
@@ -321,16 +335,13 @@ class Network:
 
     def _receive(self, peer: Peer, message: Message) -> None:
         process_id = peer.claim.process_id
-        self._health.answered(process_id)
+        for to, reply in self.health.receive(process_id, message, since_boot()):
+            self.send(to, reply)
         match message:
             case Hello(turn=turn):
                 if turn < peer.hello.turn:  # it was overtaken
                     return
                 peer.hello = message
-            case Probe(is_answer=False, sent_at=sent_at):
-                self.send(process_id, Probe(sent_at=sent_at, is_answer=True))
-            case Probe(sent_at=sent_at):
-                self._health.measure(process_id, time.monotonic() - sent_at)
             case Leave():
                 peer.has_left = True
             case Note(topic=topic, payload=payload) if topic in self.readers:
@@ -351,7 +362,7 @@ class Network:
         peer = self.peers.pop(process_id, None)
         if peer is None:
             return
-        self._health.remove(process_id)
+        self.health.remove(process_id)
         if not peer.has_left:
             self.gone.add(process_id)
             self._counts["peers.gone"] += 1

@@ -1,0 +1,140 @@
+"""Which way round the nodes of a household make a ring, and when a link is measured. No I/O.
+
+All that goes round a ring goes over each of its links, so a ring is as fast as its slowest link.
+The best order is a bottleneck travelling salesman's
+(https://en.wikipedia.org/wiki/Bottleneck_traveling_salesman_problem): exact for few nodes by
+dynamic programming over subsets (Held and Karp, 1962), else by nearest neighbours and 2-opt.
+The same nodes and links give the same ring on every node.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from typing import Final
+
+DEFAULT_BYTES_PER_SECOND: Final = 10e6
+"""Of a link that is not measured yet: slow Wi-Fi, so that a measured link is preferred."""
+
+EXACT_NODES: Final = 9
+"""Up to here all orders are compared."""
+
+STARTS: Final = 16
+"""Nodes from which nearest neighbours are followed beyond that."""
+
+MEASURE_AGAIN_SECONDS: Final = 24 * 3600.0
+
+Bandwidths = Mapping[tuple[str, str], float]
+"""Bytes a second by pair, lower id first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine, and what it has."""
+
+    node_id: str
+    cores: int
+    ram_bytes: int
+    gpu_memory_bytes: int = 0
+    chip: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """What was measured between two nodes."""
+
+    latency_seconds: float
+    """Of a round trip."""
+    bytes_per_second: float
+    measured_at: float
+    addresses: frozenset[str]
+    """Of both nodes at that time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The nodes of a household by id, and the measured links by pair, lower id first."""
+
+    nodes: Mapping[str, Node]
+    links: Mapping[tuple[str, str], Link]
+
+    def ring(self) -> tuple[str, ...]:
+        bandwidths = {pair: link.bytes_per_second for pair, link in self.links.items()}
+        return ring(self.nodes, bandwidths)
+
+
+def ring(nodes: Collection[str], bandwidths: Bandwidths) -> tuple[str, ...]:
+    """Return the order in which the slowest link of the ring is as fast as can be.
+
+    It starts at the lowest id, in the direction whose second id is lower; of equal rings the first
+    in the order of ids is taken. Beyond 9 nodes it is a good order, not always the best.
+    """
+    ids = sorted(nodes)
+    if len(ids) <= EXACT_NODES:
+        return _exact(ids, bandwidths)
+    found = [_improve(_nearest(start, ids, bandwidths), bandwidths) for start in ids[:STARTS]]
+    return min(found, key=lambda order: (-slowest(order, bandwidths), order))
+
+
+def slowest(order: tuple[str, ...], bandwidths: Bandwidths) -> float:
+    """Return the bytes a second of the slowest link of a ring of at least two nodes."""
+    return min(_speed(*pair, bandwidths) for pair in zip(order, order[1:] + order[:1], strict=True))
+
+
+def is_due(own: str, peer: str, last: Link | None, addresses: frozenset[str], now: float) -> bool:
+    """Return whether node `own` measures its link with a peer; ask only while both are idle.
+
+    The lower id of a pair measures: once when they meet first, and again after one of their
+    `addresses` has changed, at most once a day.
+    """
+    is_old = last is None or now >= last.measured_at + MEASURE_AGAIN_SECONDS
+    return own < peer and is_old and (last is None or addresses != last.addresses)
+
+
+def _speed(one: str, other: str, bandwidths: Bandwidths) -> float:
+    pair = (one, other) if one < other else (other, one)
+    return bandwidths.get(pair, DEFAULT_BYTES_PER_SECOND)
+
+
+def _exact(ids: list[str], bandwidths: Bandwidths) -> tuple[str, ...]:
+    @cache
+    def best(last: str, rest: frozenset[str]) -> float:
+        """The slowest link of the best way from `last` through `rest` to the first node."""
+        if not rest:
+            return _speed(last, ids[0], bandwidths)
+        return max(through(last, following, rest) for following in rest)
+
+    def through(last: str, following: str, rest: frozenset[str]) -> float:
+        return min(_speed(last, following, bandwidths), best(following, rest - {following}))
+
+    order, rest = ids[:1], frozenset(ids[1:])
+    bottleneck = best(ids[0], rest) if rest else 0.0
+    while rest:
+        order.append(min(one for one in rest if through(order[-1], one, rest) >= bottleneck))
+        rest -= {order[-1]}
+    return tuple(order)
+
+
+def _nearest(start: str, ids: list[str], bandwidths: Bandwidths) -> list[str]:
+    order, rest = [start], set(ids) - {start}
+    while rest:
+        order.append(min(rest, key=lambda one: (-_speed(order[-1], one, bandwidths), one)))
+        rest.remove(order[-1])
+    return order
+
+
+def _improve(order: list[str], bandwidths: Bandwidths) -> tuple[str, ...]:
+    """Turn parts of a ring round while the slower of the two links at the ends becomes faster."""
+
+    def gain(ends: tuple[int, int]) -> float:
+        before, first, last, after = (order[at] for at in (ends[0] - 1, *ends, ends[1] - size + 1))
+        new = min(_speed(before, last, bandwidths), _speed(first, after, bandwidths))
+        return new - min(_speed(before, first, bandwidths), _speed(last, after, bandwidths))
+
+    size, lowest = len(order), order.index(min(order))
+    order = order[lowest:] + order[:lowest]
+    pairs = list(combinations(range(1, size), 2))
+    # Each turn replaces a link by two that are faster, so no ring comes twice.
+    while gain(best := max(pairs, key=gain)) > 0:
+        order[best[0] : best[1] + 1] = order[best[0] : best[1] + 1][::-1]
+    return min(tuple(order), (order[0], *order[:0:-1]))
