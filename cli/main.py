@@ -83,7 +83,8 @@ HEADINGS: Final = {
         "chaos": Entry("cli.checks.chaos:chaos", "Kill one rank and watch the job recover."),
     },
     "At home": {
-        "mesh": Entry("cli.mesh:mesh", "List the processes of this household that answer."),
+        "node": Entry("cli.node:node", "Make this machine a node of its household."),
+        "mesh": Entry("cli.mesh:mesh", "Show who leads this household, its nodes, and links."),
     },
     "Data": {
         "dataset": Entry("cli.data.dataset:dataset", "Create a data set to train on."),

@@ -1,4 +1,4 @@
-"""``muster mesh``: the secret of a household, who answers, and what stands between machines."""
+"""``muster mesh``: the secret of a household, who leads it, and what stands between machines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -16,7 +18,8 @@ import msgspec
 from cli.checks.doctor import Finding, Verdict, finding_lines
 from cli.config import origin_of, read_config_file
 from cli.errors import ExitCode
-from cli.output import Column, Group, Output, columns, output_option, say, show
+from cli.node import read_node_port
+from cli.output import Column, Group, Output, columns, facts, output_option, say, show
 from cli.services.record import service_settings
 from muster.contracts.errors import MusterError
 from muster.contracts.settings.paths import DataDir
@@ -25,43 +28,158 @@ from muster.mesh.secret import KEY_VARIABLE, keep_secret, make_secret
 
 if TYPE_CHECKING:
     from muster.mesh.group import Mesh
+    from muster.mesh.node import Status
 
 LISTEN_SECONDS: Final = 3.0
 """Processes that start at once have all heard each other after 1.3 s."""
+
+POLL_SECONDS: Final = 0.05
+WATCH_SECONDS: Final = 1.0
+EVENT_LINES: Final = 5
 
 _PROCESSES: Final[Mapping[str, Column]] = {
     "HOST": "host",
     "NODE": "node_id",
     "PROCESS": "process_id",
-    "ADDRESS": lambda row: ":".join(map(str, row["address"])),
+    "ADDRESS": "address",
     "GROUP": "group",
     "SIZE": "size",
 }
 
 
+def _latency(row: Mapping[str, Any]) -> str | None:
+    return None if row["latency_ms"] is None else f"{row['latency_ms']:.1f} ms"
+
+
+_PEERS: Final[Mapping[str, Column]] = {
+    **_PROCESSES,
+    "STATE": "condition",
+    "ROUND TRIP": _latency,
+    "UPTIME": lambda row: f"{row['uptime_ratio']:.1%}",
+}
+
+
+_LINKS: Final[Mapping[str, Column]] = {
+    "BETWEEN": "between",
+    "SPEED": lambda row: f"{row['speed'] / 1e6:.1f} MB/s",
+    "ROUND TRIP": _latency,
+}
+
+
 @click.group(cls=Group, invoke_without_command=True)
 @click.option("--for", "seconds", type=click.FloatRange(0), metavar="SECONDS", help="Default: 3.")
+@click.option("-w", "--watch", is_flag=True, help="Show it anew every second, until Ctrl-C.")
 @output_option
 @click.pass_context
-def mesh(ctx: click.Context, *, seconds: float | None, output: Output) -> None:
-    """List the processes of this household that answer.
+def mesh(ctx: click.Context, *, seconds: float | None, watch: bool, output: Output) -> None:
+    """Show who leads this household, its nodes and links, and the ring.
 
-    It listens for 3 seconds, and joins no group. GROUP is what a process waits for, or is a member
-    of. See docs/home.md.
+    It asks the node of this machine, else any other one. Without a node it listens for 3 seconds,
+    and lists the processes that answer; it joins no group. GROUP is what a process waits for, or is
+    a member of. See docs/home.md.
     """
     if ctx.invoked_subcommand is not None:
         return
-    with _listening(LISTEN_SECONDS if seconds is None else seconds) as own:
-        found = sorted(own.network.hellos(), key=lambda one: (one[0].node_id, one[0].process_id))
-        warnings = list(own.network.warnings)
+    with _joining() as own:
+        status = _ask_node(own, LISTEN_SECONDS if seconds is None else seconds)
+        if status is None:
+            _show_processes(own, output)
+        elif watch:
+            _watch(own, status)
+        else:
+            peers = [peer.process_id for peer in status.peers]
+            show(output, msgspec.to_builtins(status), _lines(status), peers)
+
+
+def _show_processes(own: Mesh, output: Output) -> None:
+    found = sorted(own.network.hellos(), key=lambda one: (one[0].node_id, one[0].process_id))
     rows: list[dict[str, Any]] = []
     for member, hello in found:
-        rows.append(msgspec.to_builtins(member) | {"group": hello.group, "size": hello.size})
+        row = msgspec.to_builtins(member) | {"group": hello.group, "size": hello.size}
+        rows.append(row | {"address": ":".join(map(str, member.address))})
     show(output, rows, columns(rows, _PROCESSES), (row["process_id"] for row in rows))
-    for warning in warnings:
+    for warning in list(own.network.warnings):
         say(warning)
-    if not rows:
+    if rows:
+        say("no node runs, so there is no master: start one on each machine with muster node")
+    else:
         say("no other process answers: start one there, or see what is wrong: muster mesh doctor")
+
+
+def _ask_node(own: Mesh, seconds: float) -> Status | None:
+    """Return what a node knows, first that of this machine; None if none answers in time."""
+    from muster.mesh.node import STATUS, Status  # noqa: PLC0415  as `Mesh`
+
+    answers: SimpleQueue[bytes] = SimpleQueue()
+    own.network.readers[STATUS] = lambda _, payload: answers.put(payload)
+    if (port := read_node_port(DataDir(service_settings().data_dir))) is not None:
+        own.network.find(("127.0.0.1", port))
+    until = time.monotonic() + seconds
+    while True:
+        nodes = [each for each, hello in own.network.hellos() if hello.machine is not None]
+        local = [each for each in nodes if each.node_id == own.network.node_id]
+        left_seconds = until - time.monotonic()
+        # That of this machine may be linked a little later than others.
+        for each in local or (nodes if port is None or left_seconds <= 0 else []):
+            own.network.send_note(each.process_id, STATUS, b"")
+            with suppress(Empty):
+                answer = answers.get(timeout=max(left_seconds, POLL_SECONDS))
+                return msgspec.json.decode(answer, type=Status)
+        if left_seconds <= 0:
+            return None
+        time.sleep(POLL_SECONDS)
+
+
+def _lines(status: Status) -> Iterator[str]:
+    """Yield what a node knows, for people."""
+    names = {peer.node_id: peer.host for peer in status.peers if peer.is_node}
+    names[status.node_id] = status.host
+
+    def name(node_id: str) -> str:
+        return f"{names[node_id]} ({node_id})" if node_id in names else node_id
+
+    leads = f"{name(status.master)}, epoch {status.epoch}" if status.master else "none"
+    around = [*status.ring, status.ring[0]] if len(status.ring) > 1 else status.ring
+    may_not = "" if status.may_lead else ", may not lead"
+    yield from facts(
+        [
+            ("master", leads),
+            ("asked", f"{name(status.node_id)}, {status.state}{may_not}"),
+            ("ring", " → ".join(names.get(each, each) for each in around)),
+        ]
+    )
+    rows = [msgspec.to_builtins(peer) for peer in status.peers]
+    for table in (columns(rows, _PEERS), columns(_link_rows(status, names), _LINKS)):
+        yield ""
+        yield from table
+    yield ""
+    for event in status.events[-EVENT_LINES:]:
+        yield f"{datetime.fromtimestamp(event.at, UTC):%H:%M:%S} UTC  {event.text}"
+    yield from status.warnings
+
+
+def _link_rows(status: Status, names: Mapping[str, str]) -> list[dict[str, Any]]:
+    latencies = {peer.node_id: peer.latency_ms for peer in status.peers if peer.is_node}
+    rows = []
+    for link in status.links:
+        one, other = link.nodes
+        far = other if one == status.node_id else one
+        latency = latencies.get(far) if status.node_id in link.nodes else None
+        between = f"{names.get(one, one)} - {names.get(other, other)}"
+        rows.append({"between": between, "speed": link.bytes_per_second, "latency_ms": latency})
+    return rows
+
+
+def _watch(own: Mesh, status: Status | None) -> None:
+    from rich.live import Live  # noqa: PLC0415  60 ms
+    from rich.text import Text  # noqa: PLC0415  as above
+
+    with suppress(KeyboardInterrupt), Live(screen=True, auto_refresh=False) as live:
+        while True:
+            lines = _lines(status) if status else ["no node answers; Ctrl-C ends this"]
+            live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
+            time.sleep(WATCH_SECONDS)
+            status = _ask_node(own, LISTEN_SECONDS)
 
 
 @mesh.command()
@@ -92,7 +210,8 @@ def doctor(*, names: tuple[str, ...], output: Output) -> None:
 
     A name is that of a host, a node or a process. Exit code 1 if there is a problem.
     """
-    with _listening(LISTEN_SECONDS) as own:
+    with _joining() as own:
+        time.sleep(LISTEN_SECONDS)
         from muster.mesh.doctor import examine  # noqa: PLC0415  needs zeroconf
 
         checks = asyncio.run(examine(own.network, [*own.announcer.heard.values()], names))
@@ -118,12 +237,11 @@ def _keep(text: str) -> None:
 
 
 @contextmanager
-def _listening(seconds: float) -> Iterator[Mesh]:
-    """Yield a process of the household that has listened for so long."""
+def _joining() -> Iterator[Mesh]:
+    """Yield a process of the household."""
     try:
         from muster.mesh.group import Mesh  # noqa: PLC0415  needs zeroconf
     except ModuleNotFoundError as error:
         raise MusterError(str(error)) from error
     with closing(Mesh("default")) as own:
-        time.sleep(seconds)
         yield own

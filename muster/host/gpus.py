@@ -101,6 +101,11 @@ def measure_gpus() -> tuple[dict[str, int], Counter[tuple[str, str]]]:
     return {uuid: int(mb) for uuid, mb in free if mb.isdecimal()}, by_tag
 
 
+def total_memory_mb() -> int:
+    """Return the memory of all GPUs, as far as `nvidia-smi` can tell."""
+    return sum(int(mb) for (mb,) in _query("--query-gpu=memory.total", columns=1) if mb.isdecimal())
+
+
 def _query(question: str, columns: int) -> list[list[str]]:
     argv = ("nvidia-smi", question, "--format=csv,noheader,nounits")
     lines = _told(argv, MEASURE_SECONDS)

@@ -118,7 +118,7 @@ class Gathering:
                 # Not the last words of an earlier group.
                 if group == self._network.hello.group and self._waits_now(peer):
                     self._forming.receive(peer.process_id, said, since_boot())
-            case Ring(nodes=nodes) if peer.claim.node_id == self._network.node_id:
+            case Ring(nodes=nodes) if peer.node_id == self._network.node_id:
                 self._ring = nodes
 
     def renew(self, peer: Peer) -> None:
@@ -179,7 +179,7 @@ class Gathering:
     def _order(self, members: Collection[str]) -> tuple[str, ...]:
         """Return members by rank: as the ring goes, if all of their machines are in it."""
         network = self._network
-        nodes = {each: peer.claim.node_id for each, peer in network.peers.items()}
+        nodes = {each: peer.node_id for each, peer in network.peers.items()}
         nodes[network.own_id] = network.node_id
         has_ring = all(nodes[each] in self._ring for each in members)
         places = {node: place for place, node in enumerate(self._ring if has_ring else ())}

@@ -5,7 +5,9 @@ from typing import Final, TypeAlias
 import msgspec
 
 from muster.contracts.errors import WireError
+from muster.mesh.election import ElectionMessage
 from muster.mesh.forming import FormingMessage
+from muster.mesh.topology import Link, Machine
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -24,6 +26,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     links each has an order of its own, so an older hello may come later."""
     address: str = ""
     """Of this end of the link, in its first hello."""
+    machine: Machine | None = None
+    """What a node has; None for a script."""
 
     def relayed_by(self, seen: str) -> str:
         """Return a warning if its sender is seen elsewhere: a stranger may announce a relay."""
@@ -65,6 +69,24 @@ class OfGroup(msgspec.Struct, frozen=True, kw_only=True, tag="of_group"):
     message: FormingMessage
 
 
+class OfElection(msgspec.Struct, frozen=True, kw_only=True, tag="of_election"):
+    message: ElectionMessage
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
+    """Links between nodes."""
+
+    links: dict[tuple[str, str], Link]
+    """By pair, lower id first."""
+
+
+class Bulk(msgspec.Struct, frozen=True, kw_only=True, tag="bulk"):
+    """The first message of a link that is measured.
+
+    Its other end says the same, at first and once it has all.
+    """
+
+
 class Ring(msgspec.Struct, frozen=True, kw_only=True, tag="ring"):
     """The nodes of the household in the order in which a ring of them is fastest.
 
@@ -81,7 +103,19 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, tag="note"):
     payload: bytes
 
 
-Message: TypeAlias = Hello | Probe | ProbeFor | Reached | Leave | OfGroup | Ring | Note
+Message: TypeAlias = (
+    Hello
+    | Probe
+    | ProbeFor
+    | Reached
+    | Leave
+    | OfGroup
+    | OfElection
+    | Measured
+    | Bulk
+    | Ring
+    | Note
+)
 
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 encode: Final = msgspec.msgpack.Encoder().encode

@@ -15,7 +15,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,10 +27,12 @@ from muster.contracts.errors import AuthenticationFailed, MusterError, WireError
 from muster.host.clock import since_boot
 from muster.links.serving import LinkServer, ServedLink, connect, duplicate, release
 from muster.links.session import Answerer, Caller
+from muster.mesh import bandwidth
 from muster.mesh.calls import Address, Calls
 from muster.mesh.health import Health, Preset
 from muster.mesh.identity import Claim, Member, MeshIdentity, claim_of
 from muster.mesh.messages import (
+    Bulk,
     Hello,
     Leave,
     Message,
@@ -62,10 +64,20 @@ class Peer:
         return self.claim.process_id
 
     @property
+    def node_id(self) -> str:
+        return self.claim.node_id
+
+    @property
+    def ends(self) -> frozenset[str]:
+        """The addresses of both ends of the newest link; none while there is no link."""
+        ends = ("sockname", "peername") if self.links else ()
+        return frozenset(_host_of(self.links[-1], end) for end in ends)
+
+    @property
     def member(self) -> Member:
         return Member(
-            process_id=self.claim.process_id,
-            node_id=self.claim.node_id,
+            process_id=self.process_id,
+            node_id=self.node_id,
             host=printable(self.hello.host)[:NAME_LIMIT],
             # The newest link: older ones may be of an address that is gone.
             address=(_host_of(self.links[-1]) if self.links else "", self.hello.port),
@@ -129,10 +141,6 @@ class Network:
 
     # For its parts, in the thread of the loop
 
-    def attach(self, part: Part) -> None:
-        """Have a part take what comes from now on. For another thread: before anything is found."""
-        self._parts.append(part)
-
     @property
     def own_member(self) -> Member:
         return Member(self.own_id, self.node_id, self.hello.host, ("", self.port))
@@ -156,6 +164,10 @@ class Network:
                 with suppress(OSError):
                     link.send(encode(message))
 
+    def run(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do something that ends with the network."""
+        self._server.run(work)
+
     def warn(self, text: str) -> None:
         """Keep a warning for people, each once."""
         self.warnings[text] = None
@@ -176,6 +188,17 @@ class Network:
                 "discover(peers=…) here"
             )
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+    def attach(self, part: Part) -> None:
+        """Have a part take what comes from now on, and who is linked already."""
+
+        def begin() -> None:
+            self._parts.append(part)
+            for peer in self.peers.values():
+                part.meet(peer)
+                part.receive(peer, peer.hello)
+
+        self.do(begin)
 
     def find(self, address: Address, process_id: str = "") -> None:
         """Call a process that was announced, again and again until it is linked."""
@@ -290,14 +313,20 @@ class Network:
         return is_linked
 
     async def _serve(self, link: ServedLink, payload: bytes) -> None:
+        """Do what the first message of a link asks for."""
+        match decode(payload):
+            case Bulk():
+                await bandwidth.take(link)
+            case Hello() as hello:
+                if warning := hello.relayed_by(_host_of(link)):
+                    self.warn(warning)
+                else:
+                    await self._exchange(link, claim_of(link.session.claim), hello)
+            case _:
+                pass
+
+    async def _exchange(self, link: ServedLink, claim: Claim, hello: Hello) -> None:
         """Exchange messages until the link ends."""
-        claim = claim_of(link.session.claim)
-        hello = decode(payload)
-        if not isinstance(hello, Hello):
-            return
-        if warning := hello.relayed_by(_host_of(link)):
-            self.warn(warning)
-            return
         has_ended = False
         peer = self._join(claim, hello, link)
         try:

@@ -8,10 +8,11 @@ The same nodes and links give the same ring on every node.
 """
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
-from typing import Final
+from typing import Final, TypeAlias
+
+import msgspec
 
 DEFAULT_BYTES_PER_SECOND: Final = 10e6
 """Of a link that is not measured yet: slow Wi-Fi, so that a measured link is preferred."""
@@ -24,43 +25,30 @@ STARTS: Final = 16
 
 MEASURE_AGAIN_SECONDS: Final = 24 * 3600.0
 
-Bandwidths = Mapping[tuple[str, str], float]
+Bandwidths: TypeAlias = Mapping[tuple[str, str], float]
 """Bytes a second by pair, lower id first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A machine, and what it has."""
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node has."""
 
-    node_id: str
     cores: int
-    ram_bytes: int
-    gpu_memory_bytes: int = 0
-    chip: str = ""
+    """That a rank may use."""
+    ram_mb: int
+    gpu_memory_mb: int
+    """Of all GPUs together."""
+    chip: str
+    """Such as x86_64."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class Link(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured between two nodes."""
 
-    latency_seconds: float
-    """Of a round trip."""
     bytes_per_second: float
     measured_at: float
+    """Seconds since 1970, by the clock of the node with the lower id."""
     addresses: frozenset[str]
     """Of both nodes at that time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """The nodes of a household by id, and the measured links by pair, lower id first."""
-
-    nodes: Mapping[str, Node]
-    links: Mapping[tuple[str, str], Link]
-
-    def ring(self) -> tuple[str, ...]:
-        bandwidths = {pair: link.bytes_per_second for pair, link in self.links.items()}
-        return ring(self.nodes, bandwidths)
 
 
 def ring(nodes: Collection[str], bandwidths: Bandwidths) -> tuple[str, ...]:

@@ -4,6 +4,8 @@
   muster.db                       the database, unless MUSTER_DATABASE_URL names another; its locks
   node.key                        the key pair of this node, whose id is derived from it
   cluster.key                     the secret that the machines of a household share
+  election.json                   session and epoch of this node, durable before they are sent
+  node.lock, node.json            held by `muster node`; its process and port
   coordinator.json                where processes of this host reach the coordinator
   disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
@@ -152,6 +154,9 @@ class DataDir:
 
     database = _Below("muster.db")
     cluster_key = _Below("cluster.key")
+    election = _Below("election.json")
+    node_lock = _Below("node.lock")
+    node_record = _Below("node.json")
     coordinator_address = _Below("coordinator.json")
     ssh_sockets = _Below("ssh")
     disk_reserve = _Below("disk.reserve")
