@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 import muster
-from muster.collectives import DistributedContext, counters
+from muster.collectives import all_reduce, counters
 from muster.contracts.errors import MusterError
 from muster.mesh import MeshBackend, discover
 from muster.mesh.group import Mesh
@@ -45,10 +45,12 @@ class Script:
         self.backend = discover(after=self.backend, **options)
         return self._group()
 
-    def reduce(self, size: int = 10) -> Said:
+    def reduce(self, size: int = 10, route: str = "auto") -> Said:
         array = np.ones(size, np.float32)
-        DistributedContext(self.backend).all_reduce(array)
-        return {"sum": float(array[0])}
+        self.backend.barrier()
+        began_at = time.monotonic()
+        all_reduce(self.backend, array, route=route)
+        return {"sum": float(array[0]), "seconds": time.monotonic() - began_at}
 
     def wait(self, rank: int) -> Said:
         return {"received": self.backend.recv(rank, 1, timeout_seconds=60.0).decode()}

@@ -6,12 +6,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from select import select
-from typing import Final
-from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -20,17 +17,20 @@ from muster.links.frames import frame
 from muster.links.serving import listen
 from muster.links.session import PROTOCOL, Caller
 from muster.mesh.forming import SETTLE_SECONDS, Closed
-from muster.mesh.gathering import Gathering
-from muster.mesh.health import Preset
 from muster.mesh.identity import mesh_identity
 from muster.mesh.messages import Hello, encode
 from muster.mesh.network import Network
 from tests.support import forwarder
 from tests.support.installation import await_value
+from tests.support.networks import (
+    DEADLINE_SECONDS,
+    SECRET,
+    Home,
+    await_link,
+    find,
+    gathering,
+)
 
-DEADLINE_SECONDS = 15.0
-SECRET = bytes(32)
-PRESET = Preset(every_seconds=0.1, timeout_seconds=1.0, failures=3)
 LOSS_SECONDS = 2.5
 """After which a peer that does not answer is lost."""
 
@@ -42,62 +42,12 @@ GARBAGE = {
 }
 
 
-_gatherings: Final[WeakKeyDictionary[Network, Gathering]] = WeakKeyDictionary()
-
-
-def gathering(network: Network) -> Gathering:
-    return _gatherings[network]
-
-
-class Home:
-    """Networks of this process on loopback."""
-
-    def __init__(self, directory: Path, ending: ExitStack) -> None:
-        self._directory = directory
-        self._ending = ending
-        self._made = 0
-
-    def add(
-        self, secret: bytes = SECRET, cluster: str = "home", host: str = "127.0.0.1"
-    ) -> Network:
-        self._made += 1
-        file = self._directory / f"node-{self._made}.key"
-        own = mesh_identity(cluster, file, secret)
-        network = Network(own, listen(host, 0), PRESET)
-        _gatherings[network] = Gathering(network)
-        self._ending.callback(network.close)
-        return network
-
-    def linked(self, count: int) -> list[Network]:
-        """Return networks of which each knows where the others are."""
-        networks = [self.add() for _ in range(count)]
-        for network in networks:
-            for other in networks:
-                find(network, other)
-        return networks
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Home]:
-    with ExitStack() as ending:
-        yield Home(tmp_path, ending)
-
-
-def find(network: Network, other: Network) -> None:
-    network.find(("127.0.0.1", other.port), other.own_id)
-
-
 def form(networks: list[Network], group: str = "default") -> Closed:
     (closed,) = {
         future.result(DEADLINE_SECONDS)
         for future in [gathering(network).wait_for(group, len(networks)) for network in networks]
     }
     return closed
-
-
-def await_link(network: Network, other: Network) -> None:
-    is_linked = lambda: other.own_id in [each.process_id for each in network.members()]  # noqa: E731
-    await_value(is_linked, lambda: f"linked: {network.members()}; {list(network.warnings)}")
 
 
 def test_all_who_wait_are_one_group(home: Home) -> None:
