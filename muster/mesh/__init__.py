@@ -8,7 +8,12 @@ secret.py, identity.py  what proves household, node and process
 announce.py             multicast DNS
 network.py, calls.py    the thread that owns the links, and whom it calls
 messages.py             what goes over them
-forming.py, health.py   who becomes a group; who is lost. Pure
+health.py               who is lost. Pure
+forming.py              who becomes a group; pure, for gathering.py
+election.py             who leads; pure, for node.py
+topology.py             which way round the ring goes; pure, for node.py
+gathering.py, node.py   the parts of a network: the group of a script; the node of a machine
+bandwidth.py            how fast a link is
 group.py                `discover`, and the backend
 replicas.py             checkpoints of members, restored together
 doctor.py               what stands between this process and another machine
