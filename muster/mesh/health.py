@@ -243,7 +243,8 @@ class Health:
         while state.open and now >= state.open[0] + self._preset.timeout_seconds:
             state.missed.append(state.open.popleft())
             state.failed += 1
-        self._judge(peer, state)
+        if state.failed > before:
+            self._judge(peer, state)
         return state.failed > before
 
     def _judge(self, peer: str, state: PeerHealth) -> None:

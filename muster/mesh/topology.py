@@ -7,7 +7,7 @@ dynamic programming over subsets (Held and Karp, 1962), else by nearest neighbou
 The same nodes and links give the same ring on every node.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import combinations
 from typing import Final, TypeAlias
@@ -58,8 +58,11 @@ def ring(nodes: Collection[str], bandwidths: Bandwidths) -> tuple[str, ...]:
     in the order of ids is taken. Beyond 9 nodes it is a good order, not always the best.
     """
     ids = sorted(nodes)
-    if len(ids) <= EXACT_NODES:
-        return _exact(ids, bandwidths)
+    return (_exact if len(ids) <= EXACT_NODES else improved_ring)(ids, bandwidths)
+
+
+def improved_ring(ids: Sequence[str], bandwidths: Bandwidths) -> tuple[str, ...]:
+    """Return a good ring of at least three nodes, whose ids are sorted, in the same form."""
     found = [_improve(_nearest(start, ids, bandwidths), bandwidths) for start in ids[:STARTS]]
     return min(found, key=lambda order: (-slowest(order, bandwidths), order))
 
@@ -84,7 +87,7 @@ def _speed(one: str, other: str, bandwidths: Bandwidths) -> float:
     return bandwidths.get(pair, DEFAULT_BYTES_PER_SECOND)
 
 
-def _exact(ids: list[str], bandwidths: Bandwidths) -> tuple[str, ...]:
+def _exact(ids: Sequence[str], bandwidths: Bandwidths) -> tuple[str, ...]:
     @cache
     def best(last: str, rest: frozenset[str]) -> float:
         """The slowest link of the best way from `last` through `rest` to the first node."""
@@ -95,7 +98,7 @@ def _exact(ids: list[str], bandwidths: Bandwidths) -> tuple[str, ...]:
     def through(last: str, following: str, rest: frozenset[str]) -> float:
         return min(_speed(last, following, bandwidths), best(following, rest - {following}))
 
-    order, rest = ids[:1], frozenset(ids[1:])
+    order, rest = list(ids[:1]), frozenset(ids[1:])
     bottleneck = best(ids[0], rest) if rest else 0.0
     while rest:
         order.append(min(one for one in rest if through(order[-1], one, rest) >= bottleneck))
@@ -103,7 +106,7 @@ def _exact(ids: list[str], bandwidths: Bandwidths) -> tuple[str, ...]:
     return tuple(order)
 
 
-def _nearest(start: str, ids: list[str], bandwidths: Bandwidths) -> list[str]:
+def _nearest(start: str, ids: Sequence[str], bandwidths: Bandwidths) -> list[str]:
     order, rest = [start], set(ids) - {start}
     while rest:
         order.append(min(rest, key=lambda one: (-_speed(order[-1], one, bandwidths), one)))
