@@ -1,0 +1,513 @@
+"""Which node of a household leads. No I/O and no clock.
+
+    IDLE          knows no master, and does not campaign
+    CAMPAIGNING   asks all for a master, and offers to lead
+    MASTER        leads, and says so every second
+    FOLLOWER      has heard of a master that lives
+
+A master stays until it meets a better *master*; a better candidate does not unseat it. The best
+is the node that is up for longest. A campaign begins with a question to all, and each node that
+hears a master vouches for it. A mastership lives by a rising beat number. News of another master
+counts only as the answer to a question of our own, and proves that it lived when we asked: beats
+and answers may come late, after the death of their master. Epochs and sessions are counters that
+are stored before they are sent.
+
+The rules and what breaks without each: `docs/internals/election.md`. The campaign is the bully
+algorithm (https://en.wikipedia.org/wiki/Bully_algorithm), with an age in place of the id. Epochs
+are logical clocks as of Lamport (https://en.wikipedia.org/wiki/Lamport_timestamp).
+"""
+
+import random
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+import msgspec
+
+from muster.contracts.errors import move
+
+BEAT_SECONDS: Final = 1.0
+SILENCE_SECONDS: Final = 3.0
+"""Without a sign of life before a master is lost; and from a campaign without result to the next.
+A limit on silence and on patience: with a window of 3 s for answers, 61 of 400 histories are late.
+"""
+DOUBT_SECONDS: Final = 2.0
+"""Of silence after which a follower asks. One without a link to the master lives by the answers."""
+DELAY_SECONDS: Final = 0.2
+"""From the loss of a master to the call, as others may know of one."""
+COLLECTING_SECONDS: Final = 0.6
+"""For answers to a call. 0.1 s would do on a quiet cable."""
+QUESTION_SECONDS: Final = 0.5
+"""From one question to the next while a node waits for a master."""
+AUDIENCE_LIMIT: Final = 16
+"""How many nodes are asked and told, at random: all at home. A beat goes to each node."""
+CLOCK_LIMIT_SECONDS: Final = 3600.0
+"""By which the clocks of two members may differ."""
+
+
+class Mastership(msgspec.Struct, frozen=True, kw_only=True):
+    """What a master says of itself, and others say of it."""
+
+    node: str
+    session: int
+    epoch: int
+    start: float
+    beat: int
+    """Counts the signs of life in this epoch."""
+
+    @property
+    def rank(self) -> tuple[float, str]:
+        """The greater one leads."""
+        return -self.start, self.node
+
+    def is_of(self, other: "Mastership | None") -> bool:
+        """Whether both are of one session of one node."""
+        return other is not None and (self.node, self.session) == (other.node, other.session)
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """How a node compares with others that would lead."""
+
+    start: float
+    """Seconds since 1970 by the clock of the cluster, when its session began."""
+    commands: int
+    """That it has seen: at an equal start, the more the better."""
+
+    def rank(self, node: str) -> tuple[float, int, str]:
+        """The greatest one leads."""
+        return -self.start, self.commands, node
+
+
+class Head(msgspec.Struct, frozen=True, kw_only=True):
+    """What each message says of its sender."""
+
+    session: int
+    clock: int
+    """The highest epoch that it has seen."""
+    time: float
+    """Seconds since 1970 by its clock of the cluster."""
+    is_new: bool
+    """It has not met any node before, so this is its own clock."""
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+    """Who is master?"""
+
+    head: Head
+    nonce: int
+    candidate: Candidate | None = None
+    """In the call of a campaign: the sender leads unless a better candidate answers."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """The answer to a question; a beat of the master; news of another master."""
+
+    head: Head
+    nonce: int = 0
+    """Of the question; 0 without one."""
+    mastership: Mastership | None = None
+    age_seconds: float = 0.0
+    """Since the sender knew that this master lived."""
+    candidate: Candidate | None = None
+    """What the sender is, if it may lead."""
+
+
+class Outdated(msgspec.Struct, frozen=True, kw_only=True, tag="outdated"):
+    """The receiver had a later session: its counter comes from a backup."""
+
+    head: Head
+    known: int
+
+
+ElectionMessage: TypeAlias = Ask | Report | Outdated
+
+
+class State(StrEnum):
+    IDLE = "idle"
+    CAMPAIGNING = "campaigning"
+    MASTER = "master"
+    FOLLOWER = "follower"
+
+
+_MOVES: Final[Mapping[State, frozenset[State]]] = {
+    State.IDLE: frozenset({State.CAMPAIGNING, State.FOLLOWER}),
+    State.CAMPAIGNING: frozenset({State.IDLE, State.MASTER, State.FOLLOWER}),
+    State.MASTER: frozenset({State.IDLE, State.CAMPAIGNING, State.FOLLOWER}),
+    State.FOLLOWER: frozenset({State.IDLE, State.CAMPAIGNING}),
+}
+
+
+class EventKind(StrEnum):
+    STARTED = "started"  # a campaign
+    ELECTED = "elected"  # this node
+    NEW_MASTER = "new_master"  # another node
+    TIMEOUT = "timeout"  # a master is silent, or a campaign gave none
+    SPLIT_BRAIN = "split_brain"  # this node leads, and another one
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What an owner may log and count."""
+
+    kind: EventKind
+    node: str
+    epoch: int
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node keeps on its disk."""
+
+    session: int = 0
+    clock: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What the owner has to do, in this order."""
+
+    stored: Stored | None
+    """To be durable before anything is sent; None if it has not changed."""
+    messages: list[tuple[str, ElectionMessage]]
+    events: list[Event]
+
+
+def is_clock_credible(offsets_seconds: Collection[float]) -> bool:
+    """Whether a node may lead whose clock differs by these from the members that it hears.
+
+    It counts itself: of two nodes neither is in the minority, and the one that leads goes on.
+    """
+    distant = sum(abs(offset) > CLOCK_LIMIT_SECONDS for offset in offsets_seconds)
+    return 2 * distant <= len(offsets_seconds) + 1
+
+
+class Election:
+    """One session of one node. Read all sockets before `check`, as for `health`."""
+
+    def __init__(
+        self,
+        own: str,
+        stored: Stored,
+        wall: float,
+        now: float,
+        *,
+        chance: random.Random,
+        may_lead: bool = True,
+    ) -> None:
+        """Begin a session; a process that was stopped for more than 15 s begins another one.
+
+        `wall` is the time of day in seconds since 1970. `now`, here and below, is of a clock that
+        never jumps and runs while the machine sleeps. `chance` selects whom to ask of many.
+        """
+        self.state = State.IDLE
+        self.accepted: Mastership | None = None
+        """The other node that leads, as heard last."""
+        self.session = stored.session + 1
+        self.clock = self.epoch = stored.clock
+        """The highest epoch that was seen, and that was accepted."""
+        self.commands = 0
+        """That this node has seen; its owner counts."""
+        self._own = own
+        self._may_lead = may_lead
+        self._chance = chance
+        self._peers: set[str] = set()
+        self._sessions: dict[str, int] = {}
+        self._began_at = now
+        self._offset = wall - now
+        self._is_new = True
+        self._nonce = chance.getrandbits(32)  # an answer to an earlier session counts for none
+        self._questions: dict[int, float] = {}  # when each was asked
+        self._asked_at = self._heard_at = now
+        self._call_nonce = 0
+        self._candidates: dict[str, Candidate] = {}  # that have answered the call
+        self._beat_number = 0
+        self._announced = ""
+        self._stored = stored
+        self._messages: list[tuple[str, ElectionMessage]] = []
+        self._events: list[Event] = []
+        self._rest(now)
+
+    @property
+    def master(self) -> str | None:
+        """The node that leads, as far as this one knows."""
+        mastership = self._mastership()
+        return mastership.node if mastership is not None else None
+
+    # What happens
+
+    def meet(self, node: str, now: float) -> None:
+        """Another node is linked."""
+        self._peers.add(node)
+        self._ask([node], now)
+
+    def lose(self, node: str, now: float) -> None:  # noqa: ARG002
+        """A node is not linked any more. Others may still hear it, so a master has its silence."""
+        self._peers.discard(node)
+        self._candidates.pop(node, None)
+
+    def permit(self, now: float, *, may_lead: bool) -> None:
+        """Say whether this node may lead. A master that may not gives up."""
+        if may_lead == self._may_lead:
+            return
+        self._may_lead = may_lead
+        if self.state is not State.FOLLOWER:
+            self._rest(now)
+
+    def receive(self, node: str, message: ElectionMessage, now: float) -> None:
+        """Take a message of a linked node."""
+        if not self._note(node, message, now):
+            return
+        self._expire(now)
+        match message:
+            case Ask():
+                self._raise(None, now)
+                self._answer(node, message, now)
+            case Report():
+                self._raise(message.mastership, now)
+                self._weigh(node, message, now)
+            case Outdated(known=known) if known > self.session:
+                self.session = known + 1
+
+    def check(self, now: float) -> None:
+        """Do what is due. Call it at `wake_at`, and after anything has happened."""
+        self._expire(now)
+        if now >= self._step_at:
+            self._step(now)
+        if now >= self._question_at():
+            self._asked_at = now
+            self._ask(self._audience(), now)
+        self._questions = {
+            nonce: at for nonce, at in self._questions.items() if at + SILENCE_SECONDS > now
+        }
+
+    def wake_at(self) -> float:
+        """When `check` is to be called."""
+        return min(self._step_at, self._question_at())
+
+    def take(self) -> Due:
+        """Return what the owner has to do now, once."""
+        stored = Stored(session=self.session, clock=self.clock)
+        due = Due(stored if stored != self._stored else None, self._messages, self._events)
+        self._stored, self._messages, self._events = stored, [], []
+        return due
+
+    # Time
+
+    def _plan(self, at: float, step: Callable[[float], None]) -> None:
+        self._step_at, self._step = at, step
+
+    def _question_at(self) -> float:
+        match self.state:
+            case State.MASTER:
+                return float("inf")
+            case State.FOLLOWER:
+                return max(self._heard_at + DOUBT_SECONDS, self._asked_at + QUESTION_SECONDS)
+            case State.IDLE if not self._may_lead:
+                return self._asked_at + SILENCE_SECONDS
+        return self._asked_at + QUESTION_SECONDS
+
+    def _rest(self, now: float) -> None:
+        """Know no master, and campaign after silence, if at all."""
+        if self.state is not State.IDLE:
+            self._move(State.IDLE)
+        self.accepted = None
+        self._plan(now + SILENCE_SECONDS if self._may_lead else float("inf"), self._campaign)
+
+    def _expire(self, now: float) -> None:
+        """Forget a master that is silent, or is in a new session; or an own mastership.
+
+        A master that was stopped for so long is replaced by now. It asks before it leads again.
+        """
+        if self.state is State.MASTER and now >= self._step_at + SILENCE_SECONDS:
+            self._time_out(now)
+        if (followed := self.accepted) is not None:
+            is_over = self._sessions.get(followed.node, 0) > followed.session
+            if is_over or now >= self._step_at:
+                self._time_out(now)
+
+    def _time_out(self, now: float) -> None:
+        self._tell_owner(EventKind.TIMEOUT)
+        self._rest(now)
+        if self._may_lead:
+            self._campaign(now)
+
+    # A campaign
+
+    def _campaign(self, now: float) -> None:
+        if self.state is State.CAMPAIGNING:
+            self._tell_owner(EventKind.TIMEOUT)
+        else:
+            self._move(State.CAMPAIGNING)
+        self._tell_owner(EventKind.STARTED)
+        self._plan(now + DELAY_SECONDS, self._call)
+
+    def _call(self, now: float) -> None:
+        """Ask for a master, and for better candidates."""
+        self._candidates = {}
+        self._call_nonce, self._asked_at = self._nonce + 1, now
+        self._ask(self._audience(), now, self._candidate())
+        self._plan(now + COLLECTING_SECONDS, self._decide)
+
+    def _decide(self, now: float) -> None:
+        """Lead, or wait for a better candidate that has answered."""
+        own = self._candidate().rank(self._own)
+        if all(other.rank(node) < own for node, other in self._candidates.items()):
+            self._lead(now)
+        else:
+            self._plan(now - COLLECTING_SECONDS + SILENCE_SECONDS, self._campaign)
+
+    def _lead(self, now: float) -> None:
+        self._move(State.MASTER)
+        self._begin_epoch(now)
+        self._announced = self._own
+        self._tell_owner(EventKind.ELECTED)
+
+    def _begin_epoch(self, now: float) -> None:
+        self.epoch = self.clock = self.clock + 1
+        self._beat_number = 0
+        self._beat(now)
+
+    def _beat(self, now: float) -> None:
+        self._beat_number += 1
+        self._plan(now + BEAT_SECONDS, self._beat)
+        self._report(sorted(self._peers), now)
+
+    # What others say
+
+    def _note(self, node: str, message: ElectionMessage, now: float) -> bool:
+        """Learn from the head of a message; return False if it is of an older session."""
+        known = self._sessions.get(node, 0)
+        if message.head.session < known:
+            self._messages.append((node, Outdated(head=self._head(now), known=known)))
+            return False
+        self._sessions[node] = message.head.session
+        self.clock = max(self.clock, message.head.clock)
+        if self._is_new:
+            self._is_new = False
+            if not message.head.is_new or node < self._own:
+                self._offset = message.head.time - now
+        if isinstance(message, Report) and (said := message.mastership):
+            self._sessions[said.node] = max(said.session, self._sessions.get(said.node, 0))
+        return True
+
+    def _answer(self, node: str, ask: Ask, now: float) -> None:
+        if ask.candidate is not None and self._is_needed(ask.candidate.rank(node)):
+            if self.state is State.IDLE:
+                self._campaign(now)
+            self._call(now)
+        self._report([node], now, ask.nonce)
+
+    def _is_needed(self, caller: tuple[float, int, str]) -> bool:
+        """Whether the caller will wait for this node, which has not called just now."""
+        is_free = self.state in {State.IDLE, State.CAMPAIGNING} and self._step != self._decide
+        return self._may_lead and is_free and self._candidate().rank(self._own) > caller
+
+    def _raise(self, said: Mastership | None, now: float) -> None:
+        """Lead in an epoch above all that were seen, unless the sender knows a better master."""
+        if self.state is State.MASTER and self.clock > self.epoch:
+            own = self._mastership()
+            if said is None or own is None or said.rank <= own.rank:
+                self._begin_epoch(now)
+
+    def _weigh(self, node: str, report: Report, now: float) -> None:
+        """Follow, ask, or contradict."""
+        asked_at = self._questions.get(report.nonce)
+        if asked_at is not None and report.nonce >= self._call_nonce and report.candidate:
+            self._candidates[node] = report.candidate
+        said, own = report.mastership, self._mastership()
+        if said is None or said.node == self._own or said.session < self._sessions[said.node]:
+            return
+        if asked_at is not None:
+            self._consider(said, asked_at - report.age_seconds, now)
+        elif said.is_of(own):
+            if node == said.node:
+                self._follow(said, now, now)
+        elif self.state is State.MASTER or self._is_preferred(said):
+            self._ask([node], now)
+        is_behind = node == said.node and said.epoch < self.clock
+        if is_behind or (own is not None and own.rank > said.rank):
+            self._report([node], now)
+
+    def _is_preferred(self, said: Mastership) -> bool:
+        own = self._mastership()
+        return own is None or said.is_of(own) or said.rank > own.rank
+
+    def _consider(self, said: Mastership, lived_at: float, now: float) -> None:
+        """Follow a master that has lived lately, if it is better than the one there is."""
+        if lived_at + SILENCE_SECONDS <= now:
+            return
+        if self.state is State.MASTER:
+            self._tell_owner(EventKind.SPLIT_BRAIN, said)
+        if self._is_preferred(said):
+            self._follow(said, lived_at, now)
+
+    def _follow(self, said: Mastership, lived_at: float, now: float) -> None:
+        """Take a sign of life. A lower epoch than before is refused: its master hears our clock."""
+        followed = self.accepted
+        if said.epoch < self.epoch:
+            return
+        is_same = said.is_of(followed)
+        if followed is not None and is_same:
+            if (said.epoch, said.beat) <= (followed.epoch, followed.beat):
+                return
+            lived_at = max(lived_at, self._heard_at)
+        elif self.state is not State.FOLLOWER:
+            self._move(State.FOLLOWER)
+        self.accepted, self.epoch, self._heard_at = said, said.epoch, lived_at
+        self.clock = max(self.clock, said.epoch)
+        self._plan(lived_at + SILENCE_SECONDS, self._time_out)
+        if not is_same:
+            self._tell_change(said, now)
+
+    def _tell_change(self, said: Mastership, now: float) -> None:
+        if self._announced != said.node:
+            self._announced = said.node
+            self._tell_owner(EventKind.NEW_MASTER, said)
+        self._report(self._audience(), now)
+
+    # What this node says
+
+    def _mastership(self) -> Mastership | None:
+        if self.state is not State.MASTER:
+            return self.accepted
+        return Mastership(
+            node=self._own,
+            session=self.session,
+            epoch=self.epoch,
+            start=self._candidate().start,
+            beat=self._beat_number,
+        )
+
+    def _candidate(self) -> Candidate:
+        return Candidate(start=self._began_at + self._offset, commands=self.commands)
+
+    def _audience(self) -> list[str]:
+        nodes = sorted(self._peers)
+        return nodes if len(nodes) <= AUDIENCE_LIMIT else self._chance.sample(nodes, AUDIENCE_LIMIT)
+
+    def _ask(self, nodes: Iterable[str], now: float, candidate: Candidate | None = None) -> None:
+        self._nonce += 1
+        self._questions[self._nonce] = now
+        ask = Ask(head=self._head(now), nonce=self._nonce, candidate=candidate)
+        self._messages += [(node, ask) for node in nodes]
+
+    def _report(self, nodes: Iterable[str], now: float, nonce: int = 0) -> None:
+        report = Report(
+            head=self._head(now),
+            nonce=nonce,
+            mastership=self._mastership(),
+            age_seconds=now - self._heard_at if self.state is State.FOLLOWER else 0.0,
+            candidate=self._candidate() if self._may_lead else None,
+        )
+        self._messages += [(node, report) for node in nodes]
+
+    def _head(self, now: float) -> Head:
+        time = now + self._offset
+        return Head(session=self.session, clock=self.clock, time=time, is_new=self._is_new)
+
+    def _tell_owner(self, kind: EventKind, said: Mastership | None = None) -> None:
+        node, epoch = (self._own, self.epoch) if said is None else (said.node, said.epoch)
+        self._events.append(Event(kind, node, epoch))
+
+    def _move(self, target: State) -> None:
+        self.state = move(_MOVES, self.state, target)
