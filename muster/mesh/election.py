@@ -5,16 +5,11 @@
     MASTER        leads, and says so every second
     FOLLOWER      has heard of a master that lives
 
-A master stays until it meets a better *master*; a better candidate does not unseat it. The best
-is the node that is up for longest. A campaign begins with a question to all, and each node that
-hears a master vouches for it. A mastership lives by a rising beat number. News of another master
-counts only as the answer to a question of our own, and proves that it lived when we asked: beats
-and answers may come late, after the death of their master. Epochs and sessions are counters that
-are stored before they are sent.
-
-The rules and what breaks without each: `docs/internals/election.md`. The campaign is the bully
-algorithm (https://en.wikipedia.org/wiki/Bully_algorithm), with an age in place of the id. Epochs
-are logical clocks as of Lamport (https://en.wikipedia.org/wiki/Lamport_timestamp).
+The node that is up for longest is the best. A master stays until it meets a better *master*. News
+of another one counts only as the answer to a question of our own, and proves that it lived when we
+asked: beats may come late, after its death. All rules: `docs/internals/election.md`. The campaign
+is a bully algorithm (https://en.wikipedia.org/wiki/Bully_algorithm) by age, epochs are Lamport's
+clocks (https://en.wikipedia.org/wiki/Lamport_timestamp).
 """
 
 import random
@@ -28,22 +23,13 @@ import msgspec
 from muster.contracts.errors import move
 
 BEAT_SECONDS: Final = 1.0
-SILENCE_SECONDS: Final = 3.0
-"""Without a sign of life before a master is lost; and from a campaign without result to the next.
-A limit on silence and on patience: with a window of 3 s for answers, 61 of 400 histories are late.
-"""
-DOUBT_SECONDS: Final = 2.0
-"""Of silence after which a follower asks. One without a link to the master lives by the answers."""
-DELAY_SECONDS: Final = 0.2
-"""From the loss of a master to the call, as others may know of one."""
-COLLECTING_SECONDS: Final = 0.6
-"""For answers to a call. 0.1 s would do on a quiet cable."""
-QUESTION_SECONDS: Final = 0.5
-"""From one question to the next while a node waits for a master."""
-AUDIENCE_LIMIT: Final = 16
-"""How many nodes are asked and told, at random: all at home. A beat goes to each node."""
-CLOCK_LIMIT_SECONDS: Final = 3600.0
-"""By which the clocks of two members may differ."""
+SILENCE_SECONDS: Final = 3.0  # before a master is lost, and after a campaign without result
+DOUBT_SECONDS: Final = 2.0  # of silence before a follower asks, as one without a link has to
+DELAY_SECONDS: Final = 0.2  # from the loss of a master to the call
+COLLECTING_SECONDS: Final = 0.6  # for answers to a call: with 3 s, elections take more than 6 s
+QUESTION_SECONDS: Final = 0.5  # between two, while a node waits for a master
+AUDIENCE_LIMIT: Final = 16  # that are asked and told, at random; a beat goes to each node
+CLOCK_LIMIT_SECONDS: Final = 3600.0  # by which the clocks of two members may differ
 
 
 class Mastership(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,8 +39,7 @@ class Mastership(msgspec.Struct, frozen=True, kw_only=True):
     session: int
     epoch: int
     start: float
-    beat: int
-    """Counts the signs of life in this epoch."""
+    beat: int  # counts the signs of life
 
     @property
     def rank(self) -> tuple[float, str]:
@@ -62,17 +47,15 @@ class Mastership(msgspec.Struct, frozen=True, kw_only=True):
         return -self.start, self.node
 
     def is_of(self, other: "Mastership | None") -> bool:
-        """Whether both are of one session of one node."""
+        """Return whether both are of one session of one node."""
         return other is not None and (self.node, self.session) == (other.node, other.session)
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """How a node compares with others that would lead."""
 
-    start: float
-    """Seconds since 1970 by the clock of the cluster, when its session began."""
-    commands: int
-    """That it has seen: at an equal start, the more the better."""
+    start: float  # of its session, in seconds since 1970 by the clock of the cluster
+    commands: int  # that it has seen: at an equal start, the more the better
 
     def rank(self, node: str) -> tuple[float, int, str]:
         """The greatest one leads."""
@@ -83,12 +66,9 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     """What each message says of its sender."""
 
     session: int
-    clock: int
-    """The highest epoch that it has seen."""
-    time: float
-    """Seconds since 1970 by its clock of the cluster."""
-    is_new: bool
-    """It has not met any node before, so this is its own clock."""
+    clock: int  # the highest epoch that it has seen
+    time: float  # in seconds since 1970, by its clock of the cluster
+    is_new: bool  # it has not met any node before, so this is its own clock
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
@@ -96,25 +76,21 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
 
     head: Head
     nonce: int
-    candidate: Candidate | None = None
-    """In the call of a campaign: the sender leads unless a better candidate answers."""
+    candidate: Candidate | None = None  # in a call: it leads unless a better one answers
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     """The answer to a question; a beat of the master; news of another master."""
 
     head: Head
-    nonce: int = 0
-    """Of the question; 0 without one."""
+    nonce: int = 0  # of the question; 0 without one
     mastership: Mastership | None = None
-    age_seconds: float = 0.0
-    """Since the sender knew that this master lived."""
-    candidate: Candidate | None = None
-    """What the sender is, if it may lead."""
+    age_seconds: float = 0.0  # since the sender knew that this master lived
+    candidate: Candidate | None = None  # what the sender is, if it may lead
 
 
 class Outdated(msgspec.Struct, frozen=True, kw_only=True, tag="outdated"):
-    """The receiver had a later session: its counter comes from a backup."""
+    """The receiver had the session `known`: its counter comes from a backup."""
 
     head: Head
     known: int
@@ -151,7 +127,7 @@ class Event:
     """What an owner may log and count."""
 
     kind: EventKind
-    node: str
+    node: str  # of which it is said
     epoch: int
 
 
@@ -166,8 +142,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 class Due:
     """What the owner has to do, in this order."""
 
-    stored: Stored | None
-    """To be durable before anything is sent; None if it has not changed."""
+    stored: Stored | None  # durable before anything is sent; None if it has not changed
     messages: list[tuple[str, ElectionMessage]]
     events: list[Event]
 
@@ -185,14 +160,7 @@ class Election:
     """One session of one node. Read all sockets before `check`, as for `health`."""
 
     def __init__(
-        self,
-        own: str,
-        stored: Stored,
-        wall: float,
-        now: float,
-        *,
-        chance: random.Random,
-        may_lead: bool = True,
+        self, own: str, stored: Stored, wall: float, now: float, chance: random.Random
     ) -> None:
         """Begin a session; a process that was stopped for more than 15 s begins another one.
 
@@ -200,15 +168,12 @@ class Election:
         never jumps and runs while the machine sleeps. `chance` selects whom to ask of many.
         """
         self.state = State.IDLE
-        self.accepted: Mastership | None = None
-        """The other node that leads, as heard last."""
+        self.accepted: Mastership | None = None  # of another node, as heard last
         self.session = stored.session + 1
-        self.clock = self.epoch = stored.clock
-        """The highest epoch that was seen, and that was accepted."""
-        self.commands = 0
-        """That this node has seen; its owner counts."""
+        self.clock = self.epoch = stored.clock  # the highest that was seen, and accepted
+        self.commands = 0  # that this node has seen; the owner counts
         self._own = own
-        self._may_lead = may_lead
+        self._may_lead = True
         self._chance = chance
         self._peers: set[str] = set()
         self._sessions: dict[str, int] = {}
@@ -230,10 +195,7 @@ class Election:
     @property
     def master(self) -> str | None:
         """The node that leads, as far as this one knows."""
-        mastership = self._mastership()
-        return mastership.node if mastership is not None else None
-
-    # What happens
+        return said.node if (said := self._mastership()) else None
 
     def meet(self, node: str, now: float) -> None:
         """Another node is linked."""
@@ -247,10 +209,8 @@ class Election:
 
     def permit(self, now: float, *, may_lead: bool) -> None:
         """Say whether this node may lead. A master that may not gives up."""
-        if may_lead == self._may_lead:
-            return
-        self._may_lead = may_lead
-        if self.state is not State.FOLLOWER:
+        is_changed, self._may_lead = may_lead != self._may_lead, may_lead
+        if is_changed and self.state is not State.FOLLOWER:
             self._rest(now)
 
     def receive(self, node: str, message: ElectionMessage, now: float) -> None:
@@ -276,9 +236,6 @@ class Election:
         if now >= self._question_at():
             self._asked_at = now
             self._ask(self._audience(), now)
-        self._questions = {
-            nonce: at for nonce, at in self._questions.items() if at + SILENCE_SECONDS > now
-        }
 
     def wake_at(self) -> float:
         """When `check` is to be called."""
@@ -291,20 +248,15 @@ class Election:
         self._stored, self._messages, self._events = stored, [], []
         return due
 
-    # Time
-
     def _plan(self, at: float, step: Callable[[float], None]) -> None:
         self._step_at, self._step = at, step
 
     def _question_at(self) -> float:
-        match self.state:
-            case State.MASTER:
-                return float("inf")
-            case State.FOLLOWER:
-                return max(self._heard_at + DOUBT_SECONDS, self._asked_at + QUESTION_SECONDS)
-            case State.IDLE if not self._may_lead:
-                return self._asked_at + SILENCE_SECONDS
-        return self._asked_at + QUESTION_SECONDS
+        if self.state is State.MASTER:
+            return float("inf")
+        if self.state is State.FOLLOWER:
+            return max(self._heard_at + DOUBT_SECONDS, self._asked_at + QUESTION_SECONDS)
+        return self._asked_at + (QUESTION_SECONDS if self._may_lead else SILENCE_SECONDS)
 
     def _rest(self, now: float) -> None:
         """Know no master, and campaign after silence, if at all."""
@@ -318,12 +270,12 @@ class Election:
 
         A master that was stopped for so long is replaced by now. It asks before it leads again.
         """
-        if self.state is State.MASTER and now >= self._step_at + SILENCE_SECONDS:
-            self._time_out(now)
+        is_over = self.state is State.MASTER and now >= self._step_at + SILENCE_SECONDS
         if (followed := self.accepted) is not None:
-            is_over = self._sessions.get(followed.node, 0) > followed.session
-            if is_over or now >= self._step_at:
-                self._time_out(now)
+            is_restarted = self._sessions[followed.node] > followed.session
+            is_over = is_restarted or now >= self._step_at
+        if is_over:
+            self._time_out(now)
 
     def _time_out(self, now: float) -> None:
         self._tell_owner(EventKind.TIMEOUT)
@@ -331,13 +283,8 @@ class Election:
         if self._may_lead:
             self._campaign(now)
 
-    # A campaign
-
     def _campaign(self, now: float) -> None:
-        if self.state is State.CAMPAIGNING:
-            self._tell_owner(EventKind.TIMEOUT)
-        else:
-            self._move(State.CAMPAIGNING)
+        self._move(State.CAMPAIGNING)
         self._tell_owner(EventKind.STARTED)
         self._plan(now + DELAY_SECONDS, self._call)
 
@@ -351,12 +298,9 @@ class Election:
     def _decide(self, now: float) -> None:
         """Lead, or wait for a better candidate that has answered."""
         own = self._candidate().rank(self._own)
-        if all(other.rank(node) < own for node, other in self._candidates.items()):
-            self._lead(now)
-        else:
-            self._plan(now - COLLECTING_SECONDS + SILENCE_SECONDS, self._campaign)
-
-    def _lead(self, now: float) -> None:
+        if any(other.rank(node) > own for node, other in self._candidates.items()):
+            self._plan(now - COLLECTING_SECONDS + SILENCE_SECONDS, self._time_out)
+            return
         self._move(State.MASTER)
         self._begin_epoch(now)
         self._announced = self._own
@@ -364,15 +308,12 @@ class Election:
 
     def _begin_epoch(self, now: float) -> None:
         self.epoch = self.clock = self.clock + 1
-        self._beat_number = 0
         self._beat(now)
 
     def _beat(self, now: float) -> None:
         self._beat_number += 1
         self._plan(now + BEAT_SECONDS, self._beat)
         self._report(sorted(self._peers), now)
-
-    # What others say
 
     def _note(self, node: str, message: ElectionMessage, now: float) -> bool:
         """Learn from the head of a message; return False if it is of an older session."""
@@ -448,10 +389,9 @@ class Election:
 
     def _follow(self, said: Mastership, lived_at: float, now: float) -> None:
         """Take a sign of life. A lower epoch than before is refused: its master hears our clock."""
-        followed = self.accepted
+        followed, is_same = self.accepted, said.is_of(self.accepted)
         if said.epoch < self.epoch:
             return
-        is_same = said.is_of(followed)
         if followed is not None and is_same:
             if (said.epoch, said.beat) <= (followed.epoch, followed.beat):
                 return
@@ -462,25 +402,17 @@ class Election:
         self.clock = max(self.clock, said.epoch)
         self._plan(lived_at + SILENCE_SECONDS, self._time_out)
         if not is_same:
-            self._tell_change(said, now)
-
-    def _tell_change(self, said: Mastership, now: float) -> None:
+            self._tell_all(now)
         if self._announced != said.node:
             self._announced = said.node
             self._tell_owner(EventKind.NEW_MASTER, said)
-        self._report(self._audience(), now)
-
-    # What this node says
 
     def _mastership(self) -> Mastership | None:
         if self.state is not State.MASTER:
             return self.accepted
+        start, beat = self._candidate().start, self._beat_number
         return Mastership(
-            node=self._own,
-            session=self.session,
-            epoch=self.epoch,
-            start=self._candidate().start,
-            beat=self._beat_number,
+            node=self._own, session=self.session, epoch=self.epoch, start=start, beat=beat
         )
 
     def _candidate(self) -> Candidate:
@@ -492,19 +424,20 @@ class Election:
 
     def _ask(self, nodes: Iterable[str], now: float, candidate: Candidate | None = None) -> None:
         self._nonce += 1
-        self._questions[self._nonce] = now
+        recent = {nonce: at for nonce, at in self._questions.items() if now < at + SILENCE_SECONDS}
+        self._questions = recent | {self._nonce: now}
         ask = Ask(head=self._head(now), nonce=self._nonce, candidate=candidate)
         self._messages += [(node, ask) for node in nodes]
 
     def _report(self, nodes: Iterable[str], now: float, nonce: int = 0) -> None:
-        report = Report(
-            head=self._head(now),
-            nonce=nonce,
-            mastership=self._mastership(),
-            age_seconds=now - self._heard_at if self.state is State.FOLLOWER else 0.0,
-            candidate=self._candidate() if self._may_lead else None,
-        )
+        head, said = self._head(now), self._mastership()
+        age = now - self._heard_at if self.state is State.FOLLOWER else 0.0
+        own = self._candidate() if self._may_lead else None
+        report = Report(head=head, nonce=nonce, mastership=said, age_seconds=age, candidate=own)
         self._messages += [(node, report) for node in nodes]
+
+    def _tell_all(self, now: float) -> None:
+        self._report(self._audience(), now)
 
     def _head(self, now: float) -> Head:
         time = now + self._offset
