@@ -6,25 +6,19 @@ Hosts of the tests, `muster node` on each. Times are from the start of the proce
 cut of the master's host, until the last of the others follows one.
 """
 
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Final
 
 import psutil
 
-from muster.cluster.identity import node_id
-from muster.mesh.secret import make_secret
 from tests.support.homes import HomeScript, ask_all, household
-from tests.support.hosts import Host, Process, hosts, refusal
+from tests.support.hosts import Host, hosts, refusal
+from tests.support.nodes import nodes
 
-POLL_SECONDS: Final = 0.01
-LIMIT_SECONDS: Final = 60.0
 RESTART_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 60.0
 IDLE_HOSTS: Final = 10
@@ -34,79 +28,6 @@ SLOW_RATE: Final = "20mbit"
 RING_HOSTS: Final = 6
 ELEMENTS: Final = 4 << 20
 SUMS: Final = 3
-
-
-class Nodes:
-    """`muster node` on hosts; each writes what it says into a file."""
-
-    def __init__(self, made: list[Host], directory: Path) -> None:
-        self.hosts = made
-        self.environ = {"MUSTER_CLUSTER_KEY": make_secret()}
-        self._directory = directory
-        self._processes: dict[Host, Process] = {}
-        self._seen: dict[Host, int] = {}
-        self.ids = {host: node_id(self._data(host) / "node.key") for host in made}
-
-    def start(self, *made: Host) -> None:
-        for host in made:
-            environ = self.environ | {"MUSTER_DATA_DIR": str(host.local / "node")}
-            words = [sys.executable, "-m", "cli", "node"]
-            with self._log(host).open("ab") as log:
-                self._processes[host] = host.start(words, environ, output=log)
-
-    def kill(self, host: Host) -> None:
-        self._processes[host].send_signal(signal.SIGKILL)
-        self._processes[host].wait()
-
-    def pid(self, host: Host) -> int:
-        return self._processes[host].pid
-
-    def master(self, host: Host) -> str | None:
-        """Return the node that this one has named last."""
-        lines = self._log(host).read_text().splitlines()
-        for line in reversed(lines):
-            if "this node leads, in epoch" in line:
-                return self.ids[host]
-            if " leads, in epoch" in line:
-                return line.partition("(")[2].partition(")")[0]
-            if "no answer of a master" in line:
-                return None
-        return None
-
-    def await_master(self, made: list[Host], former: str | None = None) -> str:
-        until = time.monotonic() + LIMIT_SECONDS
-        while time.monotonic() < until:
-            named = {self.master(host) for host in made}
-            if len(named) == 1 and (only := named.pop()) not in (None, former):
-                return str(only)
-            time.sleep(POLL_SECONDS)
-        raise TimeoutError(f"no master: {[self._log(host).read_text() for host in made]}")
-
-    def end(self) -> None:
-        for process in self._processes.values():
-            process.send_signal(signal.SIGTERM)
-        for process in self._processes.values():
-            process.wait()
-
-    def _data(self, host: Host) -> Path:
-        made = host.directory / "node"
-        made.mkdir(mode=0o700, exist_ok=True)
-        return made
-
-    def _log(self, host: Host) -> Path:
-        log = self._directory / f"{host.name}.node.log"
-        log.touch()
-        return log
-
-
-@contextmanager
-def nodes(made: list[Host]) -> Iterator[Nodes]:
-    with tempfile.TemporaryDirectory(prefix="muster-bench-") as name:
-        running = Nodes(made, Path(name))
-        try:
-            yield running
-        finally:
-            running.end()
 
 
 def elect(made: list[Host]) -> float:
@@ -186,7 +107,7 @@ def ring(made: list[Host], directory: Path) -> float:
         for one, other in ((0, 1), (3, 4)):
             slow(by_id[one], by_id[other])
             slow(by_id[other], by_id[one])
-        home.secret = running.environ["MUSTER_CLUSTER_KEY"]
+        home.secret = running.secret
         scripts = [home.start(host, MUSTER_DATA_DIR=str(host.local / "node")) for host in made]
         for script in scripts:
             script.answer()

@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.homes import HomeScript, Household, ask_all, household, meet
 from tests.support.hosts import Host, hosts, needs_hosts
+from tests.support.nodes import nodes
 
 pytestmark = needs_hosts()
 
@@ -74,3 +75,20 @@ def test_an_address_that_changes_loses_no_member(machines: list[Host], home: Hou
     anew = ask_all(scripts, "meet")
     assert {len(each.get("members", [])) for each in anew} == {2}, anew
     assert [said["sum"] for said in ask_all(scripts, "reduce")] == [2.0, 2.0]
+
+
+def test_nodes_follow_another_master_while_one_is_cut_off(machines: list[Host]) -> None:
+    with nodes(machines[:3]) as running:
+        running.start(*machines[:3])
+        first = running.await_master(machines[:3])
+        lost = next(host for host in machines if running.ids.get(host) == first)
+        others = [host for host in machines[:3] if host is not lost]
+        lost.cut(*others)
+        second = running.await_master(others, former=first)
+        lost.heal()
+        assert running.await_master(machines[:3], former=first) == second
+        status = running.mesh(lost)
+        assert (status.master, status.state) == (second, "follower")
+        assert set(status.ring) == {running.ids[host] for host in machines[:3]}
+        assert running.end() == {0}
+        assert not [*lost.directory.glob("node/node.json")]

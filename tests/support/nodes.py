@@ -1,0 +1,105 @@
+"""`muster node` on hosts of the tests."""
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster.cluster.identity import node_id
+from muster.mesh.node import Status
+from muster.mesh.secret import make_secret
+from tests.support.hosts import Host, Process
+
+ROOT: Final = Path(__file__).parents[2]
+POLL_SECONDS: Final = 0.01
+LIMIT_SECONDS: Final = 60.0
+
+
+class Nodes:
+    """`muster node` on hosts; each writes what it says into a file."""
+
+    def __init__(self, made: list[Host], directory: Path) -> None:
+        self.hosts = made
+        self.secret = make_secret()
+        self._directory = directory
+        self._processes: dict[Host, Process] = {}
+        self.ids = {host: node_id(self._data(host) / "node.key") for host in made}
+
+    def start(self, *made: Host) -> None:
+        for host in made:
+            words = [sys.executable, "-m", "cli", "node"]
+            environ = os.environ | self.environ(host)
+            with self._log(host).open("ab") as log:
+                self._processes[host] = host.start(words, environ, cwd=ROOT, output=log)
+
+    def kill(self, host: Host) -> None:
+        self._processes[host].send_signal(signal.SIGKILL)
+        self._processes[host].wait()
+
+    def pid(self, host: Host) -> int:
+        return self._processes[host].pid
+
+    def master(self, host: Host) -> str | None:
+        """Return the node that this one has named last."""
+        lines = self._log(host).read_text().splitlines()
+        for line in reversed(lines):
+            if "this node leads, in epoch" in line:
+                return self.ids[host]
+            if " leads, in epoch" in line:
+                return line.partition("(")[2].partition(")")[0]
+            if "no answer of a master" in line:
+                return None
+        return None
+
+    def await_master(self, made: list[Host], former: str | None = None) -> str:
+        until = time.monotonic() + LIMIT_SECONDS
+        while time.monotonic() < until:
+            named = {self.master(host) for host in made}
+            if len(named) == 1 and (only := named.pop()) not in (None, former):
+                return str(only)
+            time.sleep(POLL_SECONDS)
+        raise TimeoutError(f"no master: {[self._log(host).read_text() for host in made]}")
+
+    def end(self) -> set[int]:
+        """End all, and return their exit codes."""
+        processes, self._processes = [*self._processes.values()], {}
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        return {process.wait() for process in processes}
+
+    def environ(self, host: Host) -> dict[str, str]:
+        """Return what a process of this host needs to be of the household."""
+        return {"MUSTER_CLUSTER_KEY": self.secret, "MUSTER_DATA_DIR": str(host.local / "node")}
+
+    def mesh(self, host: Host) -> Status:
+        """Return what `muster mesh` shows there."""
+        words = [f"{name}={value}" for name, value in self.environ(host).items()]
+        command = [sys.executable, "-m", "cli", "mesh", "--output", "json"]
+        return msgspec.json.decode(host.run("env", "-C", str(ROOT), *words, *command), type=Status)
+
+    def _data(self, host: Host) -> Path:
+        made = host.directory / "node"
+        made.mkdir(mode=0o700, exist_ok=True)
+        return made
+
+    def _log(self, host: Host) -> Path:
+        log = self._directory / f"{host.name}.node.log"
+        log.touch()
+        return log
+
+
+@contextmanager
+def nodes(made: list[Host]) -> Iterator[Nodes]:
+    with tempfile.TemporaryDirectory(prefix="muster-nodes-") as name:
+        running = Nodes(made, Path(name))
+        try:
+            yield running
+        finally:
+            running.end()
