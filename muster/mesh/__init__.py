@@ -9,6 +9,7 @@ announce.py             multicast DNS
 network.py, calls.py    the thread that owns the links, and whom it calls
 messages.py             what goes over them
 forming.py, health.py   who becomes a group; who is lost. Pure
+election.py             who leads. Pure
 group.py                `discover`, and the backend
 replicas.py             checkpoints of members, restored together
 doctor.py               what stands between this process and another machine
