@@ -266,10 +266,8 @@ class Election:
         self._plan(now + SILENCE_SECONDS if self._may_lead else float("inf"), self._campaign)
 
     def _expire(self, now: float) -> None:
-        """Forget a master that is silent, or is in a new session; or an own mastership.
-
-        A master that was stopped for so long is replaced by now. It asks before it leads again.
-        """
+        """Forget a master that is silent or in a new session, and after a stop that one leads."""
+        # Others have replaced a master that was stopped: it asks before it leads again.
         is_over = self.state is State.MASTER and now >= self._step_at + SILENCE_SECONDS
         if (followed := self.accepted) is not None:
             is_restarted = self._sessions[followed.node] > followed.session

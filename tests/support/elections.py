@@ -26,7 +26,7 @@ WATCH_SECONDS = 12.0
 """From quiet to the end: the master has to stay."""
 HOP_SECONDS = 0.05
 LATE_SECONDS = 2.0
-SENT_LIMIT = 1000
+SENT_LIMIT = 200
 """Messages of each pair in a history."""
 
 Edge: TypeAlias = tuple[str, str]

@@ -3,6 +3,7 @@
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 import msgspec
@@ -20,7 +21,7 @@ from muster.mesh.election import (
     State,
     Stored,
 )
-from tests.support.elections import YEAR_SECONDS, Node, World, changes
+from tests.support.elections import YEAR_SECONDS, Node, World, changes, faults
 
 
 class WithoutSteppingDown(Election):
@@ -226,6 +227,20 @@ class Listener:
         messages = self.election.take().messages
         return {to: message.nonce for to, message in messages if isinstance(message, Ask)}
 
+    def run(self, until: float) -> None:
+        while self.election.wake_at() <= until:
+            self.election.check(self.election.wake_at())
+
+    def await_better(self) -> None:
+        """Call, and wait for a better candidate, from 3.8 s to 6.2 s."""
+        self.run(3.2)
+        nonce = self.asked()["a"]
+        better = Candidate(start=900.0, commands=0)
+        head = Head(session=1, clock=0, time=1003.2, is_new=False)
+        self.election.receive("a", Report(head=head, nonce=nonce, candidate=better), 3.3)
+        self.run(3.9)
+        self.election.take()
+
     def hear(self, now: float, said: Mastership, nonce: int = 0) -> None:
         """Have a master say that it leads."""
         head = Head(session=said.session, clock=said.epoch, time=1000.0 + now, is_new=False)
@@ -282,6 +297,51 @@ def senior_call(make: type[Election]) -> list[str]:
     return ["a candidate unseats a master"] * (listener.election.master != "b")
 
 
+def waiting(make: type[Election]) -> list[str]:
+    """A candidate waits for a better one."""
+    listener = Listener(make)
+    listener.await_better()
+    listener.run(5.0)
+    return ["it asks no more"] * (not listener.asked())
+
+
+def waiting_in_vain(make: type[Election]) -> list[str]:
+    """A candidate has waited for a better one, which is gone."""
+    listener = Listener(make)
+    listener.await_better()
+    listener.run(8.0)
+    return ["it does not lead"] * (listener.election.state is not State.MASTER)
+
+
+def junior_call(make: type[Election]) -> list[str]:
+    """A worse candidate calls while this one waits for a better one."""
+    listener = Listener(make)
+    listener.await_better()
+    head = Head(session=1, clock=0, time=1004.0, is_new=False)
+    ask = Ask(head=head, nonce=7, candidate=Candidate(start=1100.0, commands=0))
+    listener.election.receive("c", ask, 4.0)
+    return ["it does not call"] * (not listener.asked())
+
+
+def change(make: type[Election]) -> list[str]:
+    """A node hears of a master, and its peer `c` does not."""
+    listener = Listener(make)
+    listener.election.meet("c", 0.0)
+    listener.follow(0.1, mastership())
+    told = [to for to, message in listener.election.take().messages if isinstance(message, Report)]
+    return ["it passes nothing on"] * ("c" not in told)
+
+
+def worse_master(make: type[Election]) -> list[str]:
+    """A worse master beats, as it has not met the better one."""
+    listener = Listener(make)
+    listener.follow(0.1, mastership())
+    listener.election.take()
+    listener.hear(0.2, mastership("d", start=950.0))
+    told = [to for to, message in listener.election.take().messages if isinstance(message, Report)]
+    return ["it does not contradict"] * (told != ["d"])
+
+
 def cluster(make: type[Election], wall_offsets: Sequence[float]) -> World:
     """Return nodes that start one after the other, without any fault."""
     world = World(random.Random(1), make)  # noqa: S311  repeatable, not secret
@@ -328,12 +388,26 @@ def restarts(make: type[Election], offset: float = -YEAR_SECONDS, number: int = 
 
 History: TypeAlias = Callable[[type[Election]], list[str]]
 
-DIRECTED: Final = (late_beat, late_beats, late_answer, senior_call, slow_clock, short_stop)
-
 WITHOUT: Final[Mapping[type[Election], History]] = {
+    WithoutSteppingDown: partial(faults, seed=0),
+    WithoutVouching: partial(faults, seed=13),
+    WithoutRisingBeats: partial(faults, seed=1),
+    WithoutEpochs: partial(faults, seed=12),
+    WithoutRaising: partial(faults, seed=12),
+    WithoutRestraint: partial(faults, seed=12),
+    WithoutDurability: partial(faults, seed=55),
     WithoutProof: late_beat,
     WithoutExpiry: late_beats,
     WithoutTimeOfQuestion: late_answer,
+    WithoutOwnCall: partial(faults, seed=1),
+    WithoutShortWindow: partial(faults, seed=4),
+    WithoutQuestions: waiting,
+    WithoutDoubt: partial(faults, seed=13),
+    WithoutCallingAgain: junior_call,
+    WithoutNews: change,
+    WithoutContradiction: worse_master,
+    WithoutAnotherCampaign: waiting_in_vain,
+    WithoutSessions: partial(faults, seed=14),
     WithoutIncumbency: senior_call,
     WithoutCorrection: slow_clock,
     WithoutLateness: short_stop,
