@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count, permutations
-from typing import Final, TypeAlias
+from typing import Final, Protocol
 
 from muster.mesh.health import PRESETS, Health, PeerHealth, Preset
 from muster.mesh.messages import Message, Probe, ProbeFor
@@ -285,7 +285,11 @@ class WithoutClearing(Health):
             state.answered += 1
 
 
-Play: TypeAlias = Callable[[int, float], list[str]]
+class Play(Protocol):
+    """Plays a history, and returns what is wrong."""
+
+    def __call__(self, seed: int, seconds: float) -> list[str]: ...
+
 
 WITHOUT: Final[Mapping[str, Play]] = {
     "others that probe": partial(faults_of_loss, asks_others=False),
