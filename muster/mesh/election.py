@@ -220,7 +220,7 @@ class Election:
         self._expire(now)
         match message:
             case Ask():
-                self._raise(None, now)
+                # It says no mastership: a worse master that raised here would race with a better.
                 self._answer(node, message, now)
             case Report():
                 self._raise(message.mastership, now)
