@@ -11,7 +11,7 @@ import msgspec
 from muster.contracts.messages.rank import METRICS_LIMIT
 from muster.contracts.series import Aggregate, Point, Window, merged_points
 
-NAMES_LIMIT: Final = METRICS_LIMIT + 2  # and the loss and the throughput
+NAMES_LIMIT: Final = METRICS_LIMIT + 6  # and the loss, the throughput, and four of compression
 
 CHECK_EVERY: Final = 64
 """How many points of a series come between two checks whether it has grown too long."""

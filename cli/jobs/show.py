@@ -202,6 +202,11 @@ def _facts(job: JobView, summary: SummaryView) -> Iterator[tuple[str, str | None
     yield "loss", loss_of(summary)
     speed = summary.throughput_steps_per_sec
     yield "speed", f"{speed:.1f} steps/s" if speed else None
+    if ratio := summary.metrics.get("compression.ratio"):
+        kind = job.spec.get("compression") or "of the script"
+        kind = kind["kind"] if isinstance(kind, dict) else kind
+        saved = f"sends {ratio:.2f} of the bytes" if ratio < 1 else "saves nothing"
+        yield "compression", f"{kind}, {saved}"
     yield "ETA", None if summary.eta_seconds is None else duration(summary.eta_seconds)
     if summary.checkpoints_saved:
         saved = plural(summary.checkpoints_saved, "checkpoint")

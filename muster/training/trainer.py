@@ -5,6 +5,7 @@ and continues. Finished block sums of the current step are kept and everything e
 so a change of group does not change the bits.
 """
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -356,6 +357,9 @@ class Trainer:
         step = self._replica.position.step
         elements = self._computer.schema.elements
         means = self._computer.schema.means(total[:elements], self._computer.means)
+        if self._compression is not None and self.is_saver:  # one rank, so that it is one curve
+            metrics = {**self._compression.costs(), **means.metrics}
+            means = dataclasses.replace(means, metrics=metrics)
         consumed = decode_sample_count(total[elements:STOP_REQUESTS])
         state = self._replica.other
         self._computer.update(self._replica.state, means.gradients, step, state)

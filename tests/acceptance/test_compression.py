@@ -48,6 +48,20 @@ def test_hosts_give_the_bits_of_one(installation: ClusterInstallation, kind: obj
     assert identity(installation, job_id) == identity(installation, alone)
 
 
+def test_each_reader_shows_what_compression_saves(installation: ClusterInstallation) -> None:
+    hosts = ["host-1", "host-2"]
+    job_id = installation.submit(**JOB, compression="bf16", world_size=4, hosts=hosts)
+    installation.complete(job_id)
+    curves = installation.request("GET", f"/jobs/{job_id}/series").json()["series"]
+    found = {name: curve["live"]["last"][-1] for name, curve in curves.items()}
+    before, after = found["compression.bytes_before"], found["compression.bytes_after"]
+    assert found["compression.ratio"] == after / before == pytest.approx(0.5, rel=0.1)
+    assert found["compression.duration_ms"] > 0
+    assert curves["compression.ratio"]["live"]["count"] == curves["loss"]["live"]["count"]
+    scraped = installation.request("GET", "/metrics").text
+    assert f'metric="compression.ratio",name=""}} {found["compression.ratio"]}' in scraped
+
+
 def test_host_without_a_group_is_named_by_one_event(installation: ClusterInstallation) -> None:
     job_id = installation.submit(**JOB, compression="int8", compression_groups=2, world_size=6)
     installation.complete(job_id)

@@ -94,7 +94,7 @@ class Average:
         finally:
             self._common.count("duration_ms", (time.perf_counter() - start) * 1e3)
         if is_sum := not isinstance(wanted, list):
-            sent = _ring_bytes(wanted, backend)
+            sent = ring_bytes(wanted, backend)
         else:
             sent = sum(message.nbytes for message in wanted) - wanted[backend.rank].nbytes
         self._common.count("bytes_after", sent)
@@ -110,7 +110,7 @@ class Average:
         parts = _split(value, self._shapes)
         for part, place in zip(parts, self._places, strict=True):
             np.add(part, (flat[place] * share).reshape(part.shape), out=part)
-        common.count("bytes_before", _ring_bytes(value, common.backend))
+        common.count("bytes_before", ring_bytes(value, common.backend))
         if kind is None:
             total = yield value
         elif isinstance(kind, PowerSGD):
@@ -129,7 +129,7 @@ class Average:
             )
             common.gauges["compression.residual_norm"] = norm
         before, after = (common.gauges[f"compression.bytes_{when}"] for when in ("before", "after"))
-        common.gauges["compression.ratio"] = after / (before or 1)
+        common.gauges["compression.ratio"] = after / before if before else 1.0
 
 
 def _add_messages(kind: Kind, value: Vector, backend: Backend, *, feedback: bool) -> Exchange:
@@ -180,7 +180,7 @@ def _add_products(
     return _flat([p @ q.T for p, q in zip(left, right, strict=True)])
 
 
-def _ring_bytes(array: Vector, backend: Backend) -> int:
+def ring_bytes(array: Vector, backend: Backend) -> int:
     """Return what a rank sends for the sum of an array."""
     return 2 * array.nbytes * (backend.world_size - 1) // backend.world_size
 

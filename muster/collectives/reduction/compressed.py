@@ -8,6 +8,7 @@ hold loss, weight, metrics and counts, are summed as they are.
 What one host adds up alone has the bits of what several do: see `adder_of` and `sum_hosts`.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from muster.collectives.backend import Backend
 from muster.collectives.compression import half
+from muster.collectives.compression.exchange import ring_bytes
 from muster.collectives.compression.shared_scale import (
     Dither,
     chunks_of,
@@ -63,6 +65,18 @@ class GroupSums:
         return [_climb(plan, [vectors[place][piece] for place in some]) for plan, some in parts]
 
 
+class _Stopwatch:
+    """Adds up how long its bodies take."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._began
+
+
 class Compression(ABC):
     """One kind of compression in one job; all ranks have the same."""
 
@@ -75,10 +89,28 @@ class Compression(ABC):
         self._level: Final = root_of(leaves // groups).level
         self._ratio: Final = np.float32(ratio)
         self._dither: Final = Dither(seed, groups)
+        self._coding: Final = _Stopwatch()  # what the sum without compression does, too, is outside
+        self._bytes_before = self._bytes_after = 0
 
     def begin(self, step: int, turn: int = 0) -> None:
         """Set the step, and the turn of it, of the next sum: they decide its random numbers."""
         self._dither.begin(step, turn)
+        if turn == 0:
+            self._bytes_before = self._bytes_after = 0
+            self._coding.seconds = 0.0
+
+    def costs(self) -> dict[str, float]:
+        """Return what this rank sent to other hosts in this step, and how long it took to encode.
+
+        The names are those of `counters`. Nothing is sent where all leaves lie on one host.
+        """
+        before, after = self._bytes_before, self._bytes_after
+        return {
+            "compression.bytes_before": before,
+            "compression.bytes_after": after,
+            "compression.ratio": after / before if before else 1.0,
+            "compression.duration_ms": self._coding.seconds * 1e3,
+        }
 
     def adder_of(self, blocks: Sequence[Block]) -> Adder:
         """Return what adds up all blocks of the tree."""
@@ -102,6 +134,7 @@ class Compression(ABC):
         `blocks` are those of each host, `rows` the vectors of this one's.
         """
         most, end = max(map(len, blocks)), self._elements
+        sent_before = leaders.counters()["network.bytes_sent"]
         exact = np.zeros((most, out.size - end), np.float32)
         for row, vector in zip(exact, rows, strict=False):
             row[:] = vector[end:]
@@ -109,6 +142,8 @@ class Compression(ABC):
         out[end:] = reducer.all_reduce(blocks, timeout_seconds=deadline.left_seconds)
         with np.errstate(all="ignore"):
             self._sum_hosts(leaders, blocks, rows, out[:end], deadline)
+        self._bytes_before += ring_bytes(out, leaders)
+        self._bytes_after += int(leaders.counters()["network.bytes_sent"] - sent_before)
 
     @abstractmethod
     def _add_up(self, sums: GroupSums, vectors: Rows, piece: slice, out: Vector) -> None:
@@ -126,24 +161,28 @@ class SharedScale(Compression):
 
     def _add_up(self, sums: GroupSums, vectors: Rows, piece: slice, out: Vector) -> None:
         rows = sums.of(vectors)
-        scales = scales_of(maxima_of(rows, piece), self.groups)
-        decode(self._dither.quantize(piece, sums.groups, rows, scales), scales, out)
-        canonicalise(out)
+        with self._coding:
+            scales = scales_of(maxima_of(rows, piece), self.groups)
+            decode(self._dither.quantize(piece, sums.groups, rows, scales), scales, out)
+            canonicalise(out)
 
     def _sum_hosts(
         self, leaders: Backend, blocks: BlockAssignment, rows: Rows, out: Vector, deadline: Deadline
     ) -> None:
         sums, cuts = GroupSums(blocks[leaders.rank], self._level), [*pieces(0, out.size)]
-        maxima = np.concatenate([maxima_of(sums.of(rows, piece), piece) for piece in cuts])
+        with self._coding:  # with the groups' sums, which are needed twice for this kind alone
+            maxima = np.concatenate([maxima_of(sums.of(rows, piece), piece) for piece in cuts])
         all_reduce(leaders, maxima, "max", timeout_seconds=deadline.left_seconds)
         scales, total = scales_of(maxima, self.groups), np.empty(out.size, np.int8)
         for piece in cuts:
             found, own = sums.of(rows, piece), scales[chunks_of(piece)]
-            total[piece] = self._dither.quantize(piece, sums.groups, found, own)
+            with self._coding:
+                total[piece] = self._dither.quantize(piece, sums.groups, found, own)
         all_reduce(leaders, total, timeout_seconds=deadline.left_seconds)
-        for piece in cuts:
-            decode(total[piece], scales[chunks_of(piece)], out[piece])
-            canonicalise(out[piece])
+        with self._coding:
+            for piece in cuts:
+                decode(total[piece], scales[chunks_of(piece)], out[piece])
+                canonicalise(out[piece])
 
 
 class BFloat16(Compression):
@@ -169,10 +208,11 @@ class BFloat16(Compression):
         np.copyto(out, packed)
 
     def _add_up(self, sums: GroupSums, vectors: Rows, piece: slice, out: Vector) -> None:
-        packed = [self._pack(row, piece) for row in sums.of(vectors)]
-        plan = plan_of([Block(0, group) for group in sums.groups])
-        self._unpack(_climb(plan, packed, self._round), piece, out)
-        canonicalise(out)
+        plan, rows = plan_of([Block(0, group) for group in sums.groups]), sums.of(vectors)
+        with self._coding:
+            packed = [self._pack(row, piece) for row in rows]
+            self._unpack(_climb(plan, packed, self._round), piece, out)
+            canonicalise(out)
 
     def _sum_hosts(
         self, leaders: Backend, blocks: BlockAssignment, rows: Rows, out: Vector, deadline: Deadline
@@ -183,24 +223,28 @@ class BFloat16(Compression):
         sent = np.empty((max(map(len, nodes)), places[-1].stop), self._dtype)
         for piece, place in zip(cuts, places, strict=True):
             packed = dict(zip(sums.groups, sums.of(rows, piece), strict=True))
-            for node, row in zip(nodes[leaders.rank], sent, strict=False):
-                parts = [self._pack(packed[group], piece) for group in range(node.start, node.stop)]
-                plan = plan_of([Block(0, leaf) for leaf in range(node.size)])
-                self._encode(_climb(plan, parts, self._round), row[place])
+            with self._coding:
+                for node, row in zip(nodes[leaders.rank], sent, strict=False):
+                    groups = range(node.start, node.stop)
+                    parts = [self._pack(packed[group], piece) for group in groups]
+                    plan = plan_of([Block(0, leaf) for leaf in range(node.size)])
+                    self._encode(_climb(plan, parts, self._round), row[place])
         reducer = MessageReducer(leaders, sent, self._packed_adder)
         total = reducer.all_reduce(nodes, timeout_seconds=deadline.left_seconds)
-        for piece, place in zip(cuts, places, strict=True):
-            self._unpack(self._decoded(total[place]), piece, out[piece])
-            canonicalise(out[piece])
+        with self._coding:
+            for piece, place in zip(cuts, places, strict=True):
+                self._unpack(self._decoded(total[place]), piece, out[piece])
+                canonicalise(out[piece])
 
     def _packed_adder(self, blocks: Sequence[Block]) -> Adder:
         """Return what adds up nodes as they are sent."""
         plan = plan_of(blocks)
 
         def add(vectors: Sequence[NDArray[Any]], out: NDArray[Any], _start: int) -> None:
-            for piece in pieces(0, out.size):
-                rows = [self._decoded(vector[piece]) for vector in vectors]
-                self._encode(_climb(plan, rows, self._round), out[piece])
+            with self._coding:
+                for piece in pieces(0, out.size):
+                    rows = [self._decoded(vector[piece]) for vector in vectors]
+                    self._encode(_climb(plan, rows, self._round), out[piece])
 
         return add
 

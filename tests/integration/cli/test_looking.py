@@ -126,6 +126,17 @@ def test_show_lists_ranks(muster: Muster, stand_in: StandIn, job: str) -> None:
     assert [rank.split()[2] for rank in ranks] == ["step", "7/10", "5/10"]
 
 
+@pytest.mark.parametrize(
+    ("ratio", "words"), [(0.2532, "sends 0.25 of the bytes"), (1.0, "saves nothing")]
+)
+def test_show_says_what_compression_saves(
+    muster: Muster, stand_in: StandIn, job: str, ratio: float, words: str
+) -> None:
+    stand_in.run(job, worker(0, metrics={"compression.ratio": ratio}), worker(1))
+    lines = muster("show", job).stdout.splitlines()
+    assert f"compression of the script, {words}".split() in [line.split() for line in lines]
+
+
 def test_show_ends_with_the_last_warning(muster: Muster, stand_in: StandIn, job: str) -> None:
     stand_in.run(job)
     said = [("warned", "older"), ("warned", "spends \x1b half"), ("rank_spawned", "rank 0 runs")]

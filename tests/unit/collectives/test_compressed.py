@@ -106,6 +106,34 @@ def test_bits_do_not_depend_on_hosts_and_ranks(
         assert list(threads.map(train, range(len(hosts)), made)) == [expected] * len(hosts)
 
 
+RATIOS = {"int8": 0.25, "bf16": 0.5, "fp16": 0.5, "random": 0.3}
+
+
+@pytest.mark.parametrize("hosts", [[0, 0, 0], [0, 0, 1, 1]], ids=str)
+@pytest.mark.parametrize(("kind", "ratio"), RATIOS.items())
+def test_costs_are_what_one_host_sends_in_a_step(kind: str, ratio: float, hosts: list[int]) -> None:
+    elements = shared_scale.PIECE_ELEMENTS + TAIL
+    assignment = assign_blocks([()] * len(hosts), LEAVES, 4, hosts)
+    whole = 4 * elements * (len(set(hosts)) - 1)
+
+    def train(made: Made) -> dict[str, float]:
+        reducer, found = made
+        for step in range(2):  # each counts by itself
+            found.begin(step)
+            reducer.all_reduce(assignment)
+        return found.costs()
+
+    with (
+        ThreadPoolExecutor(len(hosts)) as threads,
+        reducers(kind, hosts, elements, 4, arenas=True) as made,
+    ):
+        first, *_ = threads.map(train, made)
+    assert first["compression.bytes_before"] == whole
+    assert first["compression.bytes_after"] == pytest.approx(ratio * whole, rel=0.1)
+    assert first["compression.ratio"] == pytest.approx(ratio if whole else 1, rel=0.1)
+    assert first["compression.duration_ms"] > 0
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_do_not_change_bits(kind: str) -> None:
     elements = 3 * shared_scale.PIECE_ELEMENTS + 1500
