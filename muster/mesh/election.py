@@ -12,11 +12,10 @@ is a bully algorithm (https://en.wikipedia.org/wiki/Bully_algorithm) by age, epo
 clocks (https://en.wikipedia.org/wiki/Lamport_timestamp).
 """
 
-import random
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, TypeAlias
+from random import Random
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -32,7 +31,7 @@ AUDIENCE_LIMIT: Final = 16  # that are asked and told, at random; a beat goes to
 CLOCK_LIMIT_SECONDS: Final = 3600.0  # by which the clocks of two members may differ
 
 
-class Mastership(msgspec.Struct, frozen=True, kw_only=True):
+class Mastership(msgspec.Struct, frozen=True):
     """What a master says of itself, and others say of it."""
 
     node: str
@@ -62,7 +61,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return -self.start, self.commands, node
 
 
-class Head(msgspec.Struct, frozen=True, kw_only=True):
+class Head(msgspec.Struct, frozen=True):
     """What each message says of its sender."""
 
     session: int
@@ -114,16 +113,11 @@ _MOVES: Final[Mapping[State, frozenset[State]]] = {
 }
 
 
-class EventKind(StrEnum):
-    STARTED = "started"  # a campaign
-    ELECTED = "elected"  # this node
-    NEW_MASTER = "new_master"  # another node
-    TIMEOUT = "timeout"  # a master is silent, or a campaign gave none
-    SPLIT_BRAIN = "split_brain"  # this node leads, and another one
+EventKind: TypeAlias = Literal["started", "elected", "new_master", "timeout", "split_brain"]
+"""A campaign; this node leads; another one; silence, or a campaign without result; both lead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """What an owner may log and count."""
 
     kind: EventKind
@@ -138,8 +132,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     clock: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
+class Due(msgspec.Struct, frozen=True):
     """What the owner has to do, in this order."""
 
     stored: Stored | None  # durable before anything is sent; None if it has not changed
@@ -159,9 +152,7 @@ def is_clock_credible(offsets_seconds: Collection[float]) -> bool:
 class Election:
     """One session of one node. Read all sockets before `check`, as for `health`."""
 
-    def __init__(
-        self, own: str, stored: Stored, wall: float, now: float, chance: random.Random
-    ) -> None:
+    def __init__(self, own: str, stored: Stored, wall: float, now: float, chance: Random) -> None:
         """Begin a session; a process that was stopped for more than 15 s begins another one.
 
         `wall` is the time of day in seconds since 1970. `now`, here and below, is of a clock that
@@ -172,22 +163,16 @@ class Election:
         self.session = stored.session + 1
         self.clock = self.epoch = stored.clock  # the highest that was seen, and accepted
         self.commands = 0  # that this node has seen; the owner counts
-        self._own = own
-        self._may_lead = True
-        self._chance = chance
+        self._own, self._chance, self._stored = own, chance, stored
+        self._began_at, self._offset = now, wall - now
+        self._may_lead = self._is_new = True
         self._peers: set[str] = set()
         self._sessions: dict[str, int] = {}
-        self._began_at = now
-        self._offset = wall - now
-        self._is_new = True
         self._nonce = chance.getrandbits(32)  # an answer to an earlier session counts for none
         self._questions: dict[int, float] = {}  # when each was asked
         self._asked_at = self._heard_at = now
-        self._call_nonce = 0
+        self._call_nonce = self._beat_number = 0
         self._candidates: dict[str, Candidate] = {}  # that have answered the call
-        self._beat_number = 0
-        self._announced = ""
-        self._stored = stored
         self._messages: list[tuple[str, ElectionMessage]] = []
         self._events: list[Event] = []
         self._rest(now)
@@ -205,7 +190,6 @@ class Election:
     def lose(self, node: str, now: float) -> None:  # noqa: ARG002
         """A node is not linked any more. Others may still hear it, so a master has its silence."""
         self._peers.discard(node)
-        self._candidates.pop(node, None)
 
     def permit(self, now: float, *, may_lead: bool) -> None:
         """Say whether this node may lead. A master that may not gives up."""
@@ -276,14 +260,14 @@ class Election:
             self._time_out(now)
 
     def _time_out(self, now: float) -> None:
-        self._tell_owner(EventKind.TIMEOUT)
+        self._tell_owner("timeout")
         self._rest(now)
         if self._may_lead:
             self._campaign(now)
 
     def _campaign(self, now: float) -> None:
         self._move(State.CAMPAIGNING)
-        self._tell_owner(EventKind.STARTED)
+        self._tell_owner("started")
         self._plan(now + DELAY_SECONDS, self._call)
 
     def _call(self, now: float) -> None:
@@ -301,8 +285,7 @@ class Election:
             return
         self._move(State.MASTER)
         self._begin_epoch(now)
-        self._announced = self._own
-        self._tell_owner(EventKind.ELECTED)
+        self._tell_owner("elected")
 
     def _begin_epoch(self, now: float) -> None:
         self.epoch = self.clock = self.clock + 1
@@ -343,10 +326,9 @@ class Election:
 
     def _raise(self, said: Mastership | None, now: float) -> None:
         """Lead in an epoch above all that were seen, unless the sender knows a better master."""
-        if self.state is State.MASTER and self.clock > self.epoch:
-            own = self._mastership()
-            if said is None or own is None or said.rank <= own.rank:
-                self._begin_epoch(now)
+        is_better = said is not None and self._is_preferred(said)
+        if self.state is State.MASTER and self.clock > self.epoch and not is_better:
+            self._begin_epoch(now)
 
     def _weigh(self, node: str, report: Report, now: float) -> None:
         """Follow, ask, or contradict."""
@@ -356,12 +338,16 @@ class Election:
         said, own = report.mastership, self._mastership()
         if said is None or said.node == self._own or said.session < self._sessions[said.node]:
             return
-        if asked_at is not None:
-            self._consider(said, asked_at - report.age_seconds, now)
+        lived_at = float("-inf") if asked_at is None else asked_at - report.age_seconds
+        if lived_at > now - SILENCE_SECONDS:
+            if self.state is State.MASTER:
+                self._tell_owner("split_brain", said)
+            if said.is_of(own) or self._is_preferred(said):
+                self._follow(said, lived_at, now)
         elif said.is_of(own):
             if node == said.node:
                 self._follow(said, now, now)
-        elif self.state is State.MASTER or self._is_preferred(said):
+        elif asked_at is None and (self.state is State.MASTER or self._is_preferred(said)):
             self._ask([node], now)
         self._contradict(node, said, now)
 
@@ -374,44 +360,27 @@ class Election:
 
     def _is_preferred(self, said: Mastership) -> bool:
         own = self._mastership()
-        return own is None or said.is_of(own) or said.rank > own.rank
-
-    def _consider(self, said: Mastership, lived_at: float, now: float) -> None:
-        """Follow a master that has lived lately, if it is better than the one there is."""
-        if lived_at + SILENCE_SECONDS <= now:
-            return
-        if self.state is State.MASTER:
-            self._tell_owner(EventKind.SPLIT_BRAIN, said)
-        if self._is_preferred(said):
-            self._follow(said, lived_at, now)
+        return own is None or said.rank > own.rank
 
     def _follow(self, said: Mastership, lived_at: float, now: float) -> None:
         """Take a sign of life. A lower epoch than before is refused: its master hears our clock."""
-        followed, is_same = self.accepted, said.is_of(self.accepted)
-        if said.epoch < self.epoch:
+        old = self.accepted if said.is_of(self.accepted) else None
+        if said.epoch < self.epoch or (old and (said.epoch, said.beat) <= (old.epoch, old.beat)):
             return
-        if followed is not None and is_same:
-            if (said.epoch, said.beat) <= (followed.epoch, followed.beat):
-                return
-            lived_at = max(lived_at, self._heard_at)
-        elif self.state is not State.FOLLOWER:
+        if self.state is not State.FOLLOWER:
             self._move(State.FOLLOWER)
-        self.accepted, self.epoch, self._heard_at = said, said.epoch, lived_at
-        self.clock = max(self.clock, said.epoch)
-        self._plan(lived_at + SILENCE_SECONDS, self._time_out)
-        if not is_same:
-            self._tell_all(now)
-        if self._announced != said.node:
-            self._announced = said.node
-            self._tell_owner(EventKind.NEW_MASTER, said)
+        self._heard_at = max(lived_at, self._heard_at) if old else lived_at
+        self.accepted, self.epoch = said, said.epoch
+        self._plan(self._heard_at + SILENCE_SECONDS, self._time_out)
+        if old is None:
+            self._report(self._audience(), now)
+            self._tell_owner("new_master", said)
 
     def _mastership(self) -> Mastership | None:
         if self.state is not State.MASTER:
             return self.accepted
-        start, beat = self._candidate().start, self._beat_number
-        return Mastership(
-            node=self._own, session=self.session, epoch=self.epoch, start=start, beat=beat
-        )
+        start = self._candidate().start
+        return Mastership(self._own, self.session, self.epoch, start, self._beat_number)
 
     def _candidate(self) -> Candidate:
         return Candidate(start=self._began_at + self._offset, commands=self.commands)
@@ -434,12 +403,8 @@ class Election:
         report = Report(head=head, nonce=nonce, mastership=said, age_seconds=age, candidate=own)
         self._messages += [(node, report) for node in nodes]
 
-    def _tell_all(self, now: float) -> None:
-        self._report(self._audience(), now)
-
     def _head(self, now: float) -> Head:
-        time = now + self._offset
-        return Head(session=self.session, clock=self.clock, time=time, is_new=self._is_new)
+        return Head(self.session, self.clock, now + self._offset, self._is_new)
 
     def _tell_owner(self, kind: EventKind, said: Mastership | None = None) -> None:
         node, epoch = (self._own, self.epoch) if said is None else (said.node, said.epoch)

@@ -12,7 +12,6 @@ from muster.mesh.election import (
     Election,
     ElectionMessage,
     Event,
-    EventKind,
     State,
     Stored,
 )
@@ -407,5 +406,5 @@ def faults(make: type[Election], seed: int, size: int = 0) -> list[str]:
 
 def changes(world: World) -> int:
     """Count how often a node has heard of another master."""
-    kinds = {EventKind.ELECTED, EventKind.NEW_MASTER}
+    kinds = {"elected", "new_master"}
     return sum(event.kind in kinds for node in world.nodes.values() for _, event in node.events)

@@ -148,8 +148,10 @@ class WithoutCallingAgain(Election):
 class WithoutNews(Election):
     """A node does not say that it follows another master."""
 
-    def _tell_all(self, now: float) -> None:
-        pass
+    def _follow(self, said: Mastership, lived_at: float, now: float) -> None:
+        before = len(self._messages)
+        super()._follow(said, lived_at, now)
+        del self._messages[before:]
 
 
 class WithoutContradiction(Election):
