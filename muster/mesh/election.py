@@ -173,6 +173,7 @@ class Election:
         self._asked_at = self._heard_at = now
         self._call_nonce = self._beat_number = 0
         self._candidates: dict[str, Candidate] = {}  # that have answered the call
+        self._rival = ""  # the other master that the owner has heard of
         self._messages: list[tuple[str, ElectionMessage]] = []
         self._events: list[Event] = []
         self._rest(now)
@@ -284,6 +285,7 @@ class Election:
             self._plan(now - COLLECTING_SECONDS + SILENCE_SECONDS, self._time_out)
             return
         self._move(State.MASTER)
+        self._rival = ""
         self._begin_epoch(now)
         self._tell_owner("elected")
 
@@ -340,7 +342,8 @@ class Election:
             return
         lived_at = float("-inf") if asked_at is None else asked_at - report.age_seconds
         if lived_at > now - SILENCE_SECONDS:
-            if self.state is State.MASTER:
+            if self.state is State.MASTER and said.node != self._rival:
+                self._rival = said.node
                 self._tell_owner("split_brain", said)
             if said.is_of(own) or self._is_preferred(said):
                 self._follow(said, lived_at, now)

@@ -7,11 +7,11 @@ their machine.
 
 import os
 import platform
-import random
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from random import SystemRandom
 from typing import Final
 
 import msgspec
@@ -108,7 +108,7 @@ class Node:
         self._network = network
         self._file = file
         self._tell = tell
-        self._chance = random.SystemRandom()
+        self._chance = SystemRandom()
         self._nodes: dict[str, str] = {}
         """The process of each linked node, by the id of the node."""
         self._clocks: dict[str, float] = {}
@@ -230,7 +230,7 @@ class Node:
     def _new_session(self) -> Election:
         own = self._network.node_id
         now = since_boot()
-        return Election(own, self._stored, time.time(), now, chance=self._chance)
+        return Election(own, self._stored, time.time(), now, self._chance)
 
     def _read(self) -> Stored:
         try:
@@ -368,11 +368,11 @@ class Node:
 
 
 _SENTENCES: Final[Mapping[EventKind, str]] = {
-    EventKind.STARTED: "this node campaigns",
-    EventKind.ELECTED: "this node leads, in epoch {epoch}",
-    EventKind.NEW_MASTER: "{node} leads, in epoch {epoch}",
-    EventKind.TIMEOUT: "no answer of a master, or to a campaign",
-    EventKind.SPLIT_BRAIN: "this node leads, and so does {node}: one of both will step down",
+    "started": "this node campaigns",
+    "elected": "this node leads, in epoch {epoch}",
+    "new_master": "{node} leads, in epoch {epoch}",
+    "timeout": "no answer of a master, or to a campaign",
+    "split_brain": "this node leads, and so does {node}: one of both will step down",
 }
 
 
