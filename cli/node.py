@@ -68,5 +68,7 @@ def _node_lock(files: DataDir) -> Iterator[None]:
             raise MusterError(
                 f"a node runs already for {files.root}: see it with muster mesh"
             ) from None
-        yield
-        files.node_record.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            files.node_record.unlink(missing_ok=True)
