@@ -202,15 +202,13 @@ class Election:
         if not self._note(node, message, now):
             return
         self._expire(now)
-        match message:
-            case Ask():
-                self._raise(None, now)
-                self._answer(node, message, now)
-            case Report():
-                self._raise(message.mastership, now)
-                self._weigh(node, message, now)
-            case Outdated(known=known) if known > self.session:
-                self.session = known + 1
+        self._raise(message.mastership if isinstance(message, Report) else None, now)
+        if isinstance(message, Ask):
+            self._answer(node, message, now)
+        elif isinstance(message, Report):
+            self._weigh(node, message, now)
+        elif message.known > self.session:
+            self.session = message.known + 1
 
     def check(self, now: float) -> None:
         """Do what is due. Call it at `wake_at`, and after anything has happened."""
