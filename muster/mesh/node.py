@@ -199,11 +199,10 @@ class Node:
         if self._unsaved is None:
             for node, message in due.messages:
                 self._network.send(self._nodes.get(node, ""), OfElection(message=message))
-        for event in due.events:
-            self._counts[f"election.{event.kind}"] += 1
-            self._note(
-                _SENTENCES[event.kind].format(node=self._name(event.node), epoch=event.epoch)
-            )
+            for event in due.events:
+                self._counts[f"election.{event.kind}"] += 1
+                name = self._name(event.node)
+                self._note(_SENTENCES[event.kind].format(node=name, epoch=event.epoch))
         changes, self._network.health.events = self._network.health.events, []
         for change in changes:
             self._counts[f"peers.{change.condition}"] += 1
