@@ -155,6 +155,9 @@ class World:
         if node.election is not None:
             if seconds > NEW_SESSION_SECONDS:
                 self._begin(name)
+            for other in self.nodes:  # that were linked meanwhile
+                if other != name and (name, other) not in self.blocked:
+                    node.election.meet(other, self.now)
             inbox, node.inbox = node.inbox, []
             for sender, message in inbox:
                 self._receive(name, sender, message)
@@ -191,8 +194,9 @@ class World:
         """Change the network; half of the links that end are seen to end."""
         before, self.blocked = self.blocked, blocked
         for edge in sorted(before ^ blocked):
-            if edge in before:
+            if edge in before:  # a link has two ends, whichever way it was cut
                 self.meet(*edge)
+                self.meet(*edge[::-1])
             elif self.chance.random() < 0.5:
                 self.lose(*edge)
 
