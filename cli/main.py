@@ -83,8 +83,10 @@ HEADINGS: Final = {
         "chaos": Entry("cli.checks.chaos:chaos", "Kill one rank and watch the job recover."),
     },
     "At home": {
-        "node": Entry("cli.node:node", "Make this machine a node of its household."),
-        "mesh": Entry("cli.mesh:mesh", "Show who leads this household, its nodes, and links."),
+        "node": Entry("cli.node:node", "Make this machine a node of its household, until Ctrl-C."),
+        "mesh": Entry(
+            "cli.mesh:mesh", "Show who leads this household, its nodes and links, and the ring."
+        ),
     },
     "Data": {
         "dataset": Entry("cli.data.dataset:dataset", "Create a data set to train on."),
