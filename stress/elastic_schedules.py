@@ -2,12 +2,14 @@
 
 ``python -m stress.elastic_schedules [SCHEDULES] [SEED] [--backend shared_memory|tcp] [--spares 0]``
 runs them in a new installation, with at least ten kills each, with or without spare processes.
-Schedule i has the seed SEED + i; run one again alone with ``1 SEED``.
+Schedule i has the seed SEED + i; run one again alone with ``1 SEED``. ``--compression int8``, or
+another kind, compresses the sums.
 """
 
 import signal
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +44,8 @@ class Schedule:
     seed: int
     backend: str = "shared_memory"
     spares: int = 1
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Of the job, those that its bits depend on."""
     kills: int = KILLS
     others: int = OTHERS
     done: Counter[str] = field(default_factory=Counter)
@@ -60,6 +64,7 @@ class Schedule:
             backend=self.backend,
             spare_ranks=self.spares,
             **LONG,
+            **self.fields,
         )
         self._job.wait_for_steps(1)
         kinds = [
@@ -172,14 +177,17 @@ def run(
     *,
     backend: str = "shared_memory",
     spares: int = 1,
+    compression: str = "",
 ) -> Report:
     """Compare each schedule with one undisturbed rank; schedule i has the seed `seed` + i."""
     report = Report()
+    fields = {"compression": compression, "program": "paced.py:Wide"} if compression else {}
     write_small_dataset(directory / "shards")
     with Installation(directory) as installation:
-        right = PooledJob(installation, world_size=1, epochs=LONG["epochs"]).completes()
+        right = PooledJob(installation, world_size=1, epochs=LONG["epochs"], **fields).completes()
         for number in range(seed, seed + schedules):
-            schedule, began_at = Schedule(installation, number, backend, spares), time.monotonic()
+            schedule = Schedule(installation, number, backend, spares, fields)
+            began_at = time.monotonic()
             try:
                 digest = schedule.runs()
                 assert digest == right, f"other bits: {digest} instead of {right}"
@@ -188,7 +196,9 @@ def run(
             counts = ", ".join(f"{kind} {count}" for kind, count in sorted(schedule.done.items()))
             say(f"seed {number}  {time.monotonic() - began_at:5.1f} s  {counts}")
     same = schedules - len(report.faults)
-    report.lines.append(f"{same} of {schedules} schedules: the same bits, by {backend}")
+    report.lines.append(
+        f"{same} of {schedules} schedules: the same bits, {right[:12]}, by {backend}"
+    )
     return report
 
 
