@@ -10,8 +10,7 @@ has a tenth of it, and is compared with plain at a tenth. Names such as ``mlp`` 
 
 import statistics
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -27,15 +26,10 @@ from muster.collectives.reduction.compressed import KINDS
 from muster.collectives.reduction.summation import Adder, tree_adder
 from muster.collectives.reduction.tree import Block
 
-LEAVES: Final = 16
-GROUPS: Final = 8
-SEEDS: Final = 3
+LEAVES, GROUPS, SEEDS = 16, 8, 3
 TRAINED: Final = 1400
-CONTEXT: Final = 64
-WIDTH: Final = 64
+CONTEXT, WIDTH = 64, 64
 RATIO: Final = 0.1
-PLAIN: Final = "plain"
-SLOW: Final = f"{PLAIN} at 1/10"
 
 Draw = Callable[[], tuple[Tensor, Tensor]]
 """Returns the inputs and targets of a step."""
@@ -51,10 +45,10 @@ class Task(NamedTuple):
     optimizer: Callable[..., torch.optim.Optimizer]
     rate: float
     steps: int
-    kinds: Mapping[str, float]
-    """What the rate is multiplied with."""
     goal: float
     """The most that a kind may be worse than plain, in the unit of the score."""
+    compared: Sequence[tuple[str, ...]]
+    """Each begins with what the others are compared to."""
 
 
 def train(task: Task, name: str, seed: int) -> float:
@@ -69,7 +63,7 @@ def train(task: Task, name: str, seed: int) -> float:
         return cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="sum")
 
     gradients_of = vmap(grad(loss), (None, 0, 0))
-    optimizer = task.optimizer(parameters.values(), lr=task.rate * task.kinds[name])
+    optimizer = task.optimizer(parameters.values(), lr=task.rate / (10 if name in SLOW else 1))
     for add in adders(name, sum(sizes), seed, task.steps):
         inputs, targets = (part.unflatten(0, (LEAVES, -1)) for part in draw())
         gradients = gradients_of(parameters, inputs, targets).values()
@@ -190,33 +184,30 @@ def nats(model: nn.Module, _seed: int) -> float:
 
 
 SGD: Final = partial(torch.optim.SGD, momentum=0.9)
-RATES: Final = dict.fromkeys((PLAIN, "int8", "fp16", "bf16"), 1.0)
-SLOW_RATES: Final = dict.fromkeys((SLOW, "random"), 0.1)
+FAST: Final = ("plain", "int8", "fp16", "bf16")
+SLOW: Final = ("plain at 1/10", "random")
 TASKS: Final = {
-    "mlp": Task(mlp, draw_digits, points, SGD, 0.05, 400, RATES | SLOW_RATES, 0.5),
-    "cnn": Task(cnn, draw_digits, points, SGD, 0.05, 250, RATES | SLOW_RATES, 0.5),
-    "gpt": Task(Gpt, draw_lines, nats, torch.optim.Adam, 3e-3, 300, RATES, 0.01),
+    "mlp": Task(mlp, draw_digits, points, SGD, 0.05, 400, 0.5, (FAST, SLOW)),
+    "cnn": Task(cnn, draw_digits, points, SGD, 0.05, 250, 0.5, (FAST, SLOW)),
+    "gpt": Task(Gpt, draw_lines, nats, torch.optim.Adam, 3e-3, 300, 0.01, (FAST,)),
 }
 
 
 def main(chosen: list[str]) -> None:
     torch.set_num_threads(1)
-    for title, task in TASKS.items():
-        if chosen and title not in chosen:
-            continue
-        found: dict[str, float] = {}
-        for name, rate in task.kinds.items():
-            began = time.monotonic()
-            scores = [train(task, name, seed) for seed in range(SEEDS)]
-            found[name] = statistics.mean(scores)
-            loss = found[PLAIN if rate == 1 else SLOW] - found[name]
-            missed = " !" * (loss > task.goal and name in KINDS)
-            each = ", ".join(f"{abs(score):.3f}" for score in scores)
-            print(
-                f"{title:4}{name:15}{abs(found[name]):8.3f} ({each})  worse by {loss:6.3f}{missed}"
-                f"  {time.monotonic() - began:4.0f} s",
-                flush=True,
-            )
+    for title in chosen or TASKS:
+        task = TASKS[title]
+        for names in task.compared:
+            plain = 0.0
+            for name in names:
+                scores = [train(task, name, seed) for seed in range(SEEDS)]
+                mean, each = statistics.mean(scores), ", ".join(f"{it:.3f}" for it in scores)
+                plain = plain or mean
+                missed = " !" * (plain - mean > task.goal)
+                print(
+                    f"{title}  {name:15}{mean:8.3f} ({each}), worse by {plain - mean:.3f}{missed}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ another kind, compresses the sums.
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ OTHERS = 12
 LEAST_WORKERS, MOST_WORKERS = 3, 6
 """World sizes. With fewer ranks, kills hit the same ranks and the backoff gets long."""
 LONG: dict[str, Any] = {"epochs": 60, "max_workers": MOST_WORKERS, "heartbeat_timeout": 2}
+DEADLINE_SECONDS = 300.0
+"""For each wait: on a busy machine the last steps alone take more than a minute."""
 SLOW_SECONDS = 0.05
 """Per virtual shard: far more steps than a schedule lasts."""
 
@@ -44,7 +45,7 @@ class Schedule:
     seed: int
     backend: str = "shared_memory"
     spares: int = 1
-    fields: Mapping[str, object] = field(default_factory=dict)
+    fields: dict[str, object] = field(default_factory=dict)
     """Of the job, those that its bits depend on."""
     kills: int = KILLS
     others: int = OTHERS
@@ -63,8 +64,7 @@ class Schedule:
             world_size=world_size,
             backend=self.backend,
             spare_ranks=self.spares,
-            **LONG,
-            **self.fields,
+            **(LONG | self.fields),
         )
         self._job.wait_for_steps(1)
         kinds = [
@@ -177,14 +177,20 @@ def run(
     *,
     backend: str = "shared_memory",
     spares: int = 1,
+    epochs: int = LONG["epochs"],
     compression: str = "",
 ) -> Report:
-    """Compare each schedule with one undisturbed rank; schedule i has the seed `seed` + i."""
-    report = Report()
-    fields = {"compression": compression, "program": "paced.py:Wide"} if compression else {}
+    """Compare each schedule with one undisturbed rank; schedule i has the seed `seed` + i.
+
+    A job of so many epochs outlasts the events, where steps are slow.
+    """
+    report, fields = Report(), dict[str, object](epochs=epochs)
+    if compression:
+        fields |= {"compression": compression, "program": "paced.py:Wide"}
     write_small_dataset(directory / "shards")
     with Installation(directory) as installation:
-        right = PooledJob(installation, world_size=1, epochs=LONG["epochs"], **fields).completes()
+        installation.deadline_seconds = DEADLINE_SECONDS
+        right = PooledJob(installation, world_size=1, **fields).completes()
         for number in range(seed, seed + schedules):
             schedule = Schedule(installation, number, backend, spares, fields)
             began_at = time.monotonic()
