@@ -30,6 +30,13 @@ HOOKS: dict[str, Any] = {
     "int8": {256: "int8"},
     "top 1 %, int8": {256: {"kind": "top_k", "ratio": 0.01, "values": "int8"}},
     "sign": {256: "sign"},
+    "sign of 2 bits": {256: {"kind": "sign", "bits": 2}},
+    "top 1 %": {256: {"kind": "top_k", "ratio": 0.01}},
+    "top 1 % in 2 bits": {
+        256: {"kind": "top_k", "ratio": 0.01, "values": {"kind": "sign", "bits": 2}}
+    },
+    "random 10 %": {256: {"kind": "random", "ratio": 0.1}},
+    "PowerSGD, rank 4": {256: {"kind": "power_sgd", "rank": 4}},
 }
 
 

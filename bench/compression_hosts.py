@@ -1,9 +1,10 @@
 """Compressed sums of managed jobs between hosts at 100 Mbit/s and 1 Gbit/s, against whole ones.
 
-    python bench/compression_hosts.py [kind ...]
+    python bench/compression_hosts.py [kind ... | data_parallel]
 
 The hosts are those of the tests; their links to a bridge are held to a rate in both directions. All
 kinds take turns over the same connections. A group lies on one host, and its ranks share memory.
+With ``data_parallel`` the same gradient is averaged by `DataParallel`, where ranks have no host.
 """
 
 import os
@@ -16,7 +17,7 @@ import _peers
 import numpy as np
 from _peers import ENVIRON, Call, duration, measure, ratio
 
-from muster.collectives import TcpBackend
+from muster.collectives import DataParallel, TcpBackend
 from muster.collectives.backend import Backend
 from muster.collectives.reduction.compressed import KINDS
 from muster.collectives.reduction.host_reducer import ArenaHostReducer
@@ -33,6 +34,13 @@ ELEMENTS: Final = BYTES // 4
 TAIL: Final = 8
 LEAVES: Final = 8
 ROUNDS: Final = {"100mbit": 3, "1gbit": 9}
+DATA_PARALLEL: Final = "data_parallel"
+AVERAGED: Final = {
+    "whole": None,
+    "int8": "int8",
+    "top 1 %": {"kind": "top_k", "ratio": 0.01},
+    "top 1 % as int8": {"kind": "top_k", "ratio": 0.01, "values": "int8"},
+}
 GOALS: Final = {
     ("int8", "100mbit", 2): 0.30,
     ("int8", "100mbit", 3): 0.20,
@@ -60,26 +68,53 @@ def be_rank(store: str, rate: str, host_count: int, kinds: list[str]) -> None:
     backend = TcpBackend(own, rendezvous(own, (address(0), 29500)))
     places = [other * host_count // world_size for other in range(world_size)]
     backend.hosts = tuple(places)
+    calls = averages(backend) if kinds == [DATA_PARALLEL] else sums(store, backend, kinds)
+    taken = measure(backend, calls, ROUNDS[rate])
+    if rank == 0:
+        goals = {kind: GOALS.get((kind, rate, host_count)) for kind in kinds}
+        cells = [
+            f"{kind} {ratio(seconds / taken['whole'], most=goals.get(kind))}"
+            for kind, seconds in taken.items()
+            if kind != "whole"
+        ]
+        name = f"{rate}, {host_count} hosts of {world_size // host_count}"
+        print(f"{name:24}{duration(taken['whole']):>12}   {',  '.join(cells)}", flush=True)
+    backend.barrier()
+    backend.close()
+
+
+def averages(backend: Backend) -> dict[str, Call]:
+    """Return steps of `DataParallel` with one matrix, by compression."""
+    source = np.random.default_rng(backend.rank).standard_normal((2048, 2048), np.float32)
+
+    def step_of(compression: object) -> Call:
+        gradient = np.zeros_like(source)
+        parallel = DataParallel([gradient], backend, compression=compression, timeout_seconds=600)
+
+        def step() -> None:
+            np.copyto(gradient, source)
+            parallel.ready(0, gradient)
+            parallel.finish()
+
+        return step
+
+    return {name: step_of(compression) for name, compression in AVERAGED.items()}
+
+
+def sums(store: str, backend: Backend, kinds: list[str]) -> dict[str, Call]:
+    """Return sums of managed jobs, by kind."""
+    places = backend.hosts
     ends = [shared_ends(f"{store}-{kind}", backend) for kind in kinds]
-    assignment = assign_blocks([()] * world_size, LEAVES, LEAVES, places)
+    assignment = assign_blocks([()] * backend.world_size, LEAVES, LEAVES, places)
     whole = MessageReducer(backend, ends[0][0].own.slots)
-    even = assign_blocks([()] * world_size, LEAVES)
+    even = assign_blocks([()] * backend.world_size, LEAVES)
     calls: dict[str, Call] = {"whole": lambda: whole.all_reduce(even, timeout_seconds=600)}
     for kind, (flags, result) in zip(kinds, ends, strict=True):
         compression = KINDS[kind](LEAVES, LEAVES, ELEMENTS - TAIL, 0, 0.1)
         compression.begin(0)
         reducer = ArenaHostReducer(backend, flags, result, compression)
         calls[kind] = lambda it=reducer: it.all_reduce(assignment, timeout_seconds=600)
-    taken = measure(backend, calls, ROUNDS[rate])
-    if rank == 0:
-        goals = {kind: GOALS.get((kind, rate, host_count)) for kind in kinds}
-        cells = [
-            f"{kind} {ratio(taken[kind] / taken['whole'], most=goals[kind])}" for kind in kinds
-        ]
-        name = f"{rate}, {host_count} hosts of {world_size // host_count}"
-        print(f"{name:24}{duration(taken['whole']):>12}   {',  '.join(cells)}", flush=True)
-    backend.barrier()
-    backend.close()
+    return calls
 
 
 def shared_ends(name: str, backend: Backend) -> tuple[Flags, int]:

@@ -2,7 +2,8 @@
 
 ``python -m stress.elastic_schedules [SCHEDULES] [SEED] [--backend shared_memory|tcp] [--spares 0]``
 runs them in a new installation, with at least ten kills each, with or without spare processes.
-Schedule i has the seed SEED + i; run one again alone with ``1 SEED``.
+Schedule i has the seed SEED + i; run one again alone with ``1 SEED``. ``--compression int8``, or
+another kind, compresses the sums.
 """
 
 import signal
@@ -24,6 +25,8 @@ OTHERS = 12
 LEAST_WORKERS, MOST_WORKERS = 3, 6
 """World sizes. With fewer ranks, kills hit the same ranks and the backoff gets long."""
 LONG: dict[str, Any] = {"epochs": 60, "max_workers": MOST_WORKERS, "heartbeat_timeout": 2}
+DEADLINE_SECONDS = 300.0
+"""For each wait: on a busy machine the last steps alone take more than a minute."""
 SLOW_SECONDS = 0.05
 """Per virtual shard: far more steps than a schedule lasts."""
 
@@ -42,6 +45,8 @@ class Schedule:
     seed: int
     backend: str = "shared_memory"
     spares: int = 1
+    fields: dict[str, object] = field(default_factory=dict)
+    """Of the job, those that its bits depend on."""
     kills: int = KILLS
     others: int = OTHERS
     done: Counter[str] = field(default_factory=Counter)
@@ -59,7 +64,7 @@ class Schedule:
             world_size=world_size,
             backend=self.backend,
             spare_ranks=self.spares,
-            **LONG,
+            **(LONG | self.fields),
         )
         self._job.wait_for_steps(1)
         kinds = [
@@ -172,14 +177,23 @@ def run(
     *,
     backend: str = "shared_memory",
     spares: int = 1,
+    epochs: int = LONG["epochs"],
+    compression: str = "",
 ) -> Report:
-    """Compare each schedule with one undisturbed rank; schedule i has the seed `seed` + i."""
-    report = Report()
+    """Compare each schedule with one undisturbed rank; schedule i has the seed `seed` + i.
+
+    A job of so many epochs outlasts the events, where steps are slow.
+    """
+    report, fields = Report(), dict[str, object](epochs=epochs)
+    if compression:
+        fields |= {"compression": compression, "program": "paced.py:Wide"}
     write_small_dataset(directory / "shards")
     with Installation(directory) as installation:
-        right = PooledJob(installation, world_size=1, epochs=LONG["epochs"]).completes()
+        installation.deadline_seconds = DEADLINE_SECONDS
+        right = PooledJob(installation, world_size=1, **fields).completes()
         for number in range(seed, seed + schedules):
-            schedule, began_at = Schedule(installation, number, backend, spares), time.monotonic()
+            schedule = Schedule(installation, number, backend, spares, fields)
+            began_at = time.monotonic()
             try:
                 digest = schedule.runs()
                 assert digest == right, f"other bits: {digest} instead of {right}"
@@ -188,7 +202,9 @@ def run(
             counts = ", ".join(f"{kind} {count}" for kind, count in sorted(schedule.done.items()))
             say(f"seed {number}  {time.monotonic() - began_at:5.1f} s  {counts}")
     same = schedules - len(report.faults)
-    report.lines.append(f"{same} of {schedules} schedules: the same bits, by {backend}")
+    report.lines.append(
+        f"{same} of {schedules} schedules: the same bits, {right[:12]}, by {backend}"
+    )
     return report
 
 

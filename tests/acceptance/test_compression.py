@@ -33,7 +33,7 @@ JOB = {
 }
 
 
-@pytest.mark.parametrize("kind", ["int8", "bf16", {"kind": "random", "ratio": 0.1}])
+@pytest.mark.parametrize("kind", ["int8", "bf16", "fp16", {"kind": "random", "ratio": 0.1}])
 def test_hosts_give_the_bits_of_one(installation: ClusterInstallation, kind: object) -> None:
     alone = installation.submit(**JOB, compression=kind, world_size=1, hosts=["host-2"])
     installation.complete(alone)

@@ -17,6 +17,7 @@ from stress import (
     log_gaps,
     lost_replies,
     two_hosts,
+    wire_forms,
 )
 from stress.load.figures import Figure
 from stress.load.lists import list_figures
@@ -43,6 +44,11 @@ def test_a_few_faults_lose_nothing_in_a_store(tmp_path: Path) -> None:
 
 def test_ranks_end_their_collectives_when_one_dies(tmp_path: Path) -> None:
     report = collective_kills.run(tmp_path, trials=8, seed=1)
+    assert not report.faults, report
+
+
+def test_damaged_gradients_are_refused(tmp_path: Path) -> None:
+    report = wire_forms.run(tmp_path, seconds=0.5, seed=3)
     assert not report.faults, report
 
 

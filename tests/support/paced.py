@@ -15,6 +15,7 @@ import numpy as np
 from muster.program import Batch, Contribution
 
 PACE_FILE = "PACE_FILE"
+WIDTH = 20_000
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -47,6 +48,20 @@ class Paced:
             time.sleep(float(self._pace.read_text()))
         except FileNotFoundError:
             return
+
+
+class Wide(Paced):
+    """The same pace with enough elements for several chunks of a compressed sum."""
+
+    def initial(self, seed: int) -> dict[str, np.ndarray]:
+        weights = np.random.default_rng(seed).standard_normal(WIDTH, np.float32)
+        return {"weights": weights, "momentum": np.zeros(WIDTH, np.float32)}
+
+    def gradient(self, state: Arrays, batch: Batch, random: np.random.Generator) -> Contribution:
+        self._take_time()
+        weight = batch.weights.sum(dtype=np.float32)
+        away = state["weights"] - random.standard_normal(WIDTH, np.float32)
+        return Contribution({"weights": weight * away}, float(weight * (away @ away)), {})
 
 
 class Hanging(Paced):
