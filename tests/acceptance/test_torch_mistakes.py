@@ -284,11 +284,6 @@ MISTAKES_OF_JOBS = {
         {"epochs": 2000, "spare_ranks": 1},
         "neither in run.values",
     ),
-    "leaves the loop": (
-        MISTAKES["leaves the loop"][0],
-        {"world_size": 1},
-        "left before training was complete",
-    ),
     "is not elastic": (
         "",
         {"mode": "independent", "world_size": 1},
