@@ -147,6 +147,7 @@ def _run(client: Client, stage: Path, part: _Part, command: Sequence[str]) -> No
         "working_dir": str(Path.cwd()),
         "world_size": part.ranks,
         "min_workers": part.ranks,
+        "spare_ranks": 0,  # each would load torch, too, for a job of a few steps
         "checkpoint_dir": str(stage / "checkpoints"),
         "checkpoint_every": 1,
         "keep_last": part.steps + 1,
@@ -160,8 +161,7 @@ def _run(client: Client, stage: Path, part: _Part, command: Sequence[str]) -> No
         },
     }
     job = client.submit(body)
-    ended = job.wait().view
-    if ended.status != JobStatus.COMPLETED:
+    if (ended := job.wait().view).status != JobStatus.COMPLETED:
         lines = [f"  {line.line}" for line in job.logs(tail=LAST_LINES)]
         message = f"{part.what}: the job is {ended.status}: {ended.message}"
         raise MusterError("\n".join(printable(text) for text in [message, *lines]))

@@ -177,39 +177,49 @@ MISTAKES = {
 }
 
 
-def test_a_mistake_in_the_loop_is_one_sentence(tmp_path: Path) -> None:
+WEIGHTLESS = {
+    loss: f"\nfor (x,) in run.shards():\n"
+    f"  if x[0, 0] > 0:\n    run.backward({loss}, weight=0)\n"
+    "  else:\n    run.backward(model(x).square().mean())\n"
+    "assert run.step == 2\nprint('sha256', model.weight.sum().item())\n"
+    for loss in ("0 * model(x).sum()", "model(x).sum() * float('nan')")
+}
+WITHOUT_LOSS = {
+    "one has none": f"{PAIR} run.backward(a(x).sum(), of=oa)\n run.backward(a(x).sum(), of=oa)",
+    "each has its own": TURNS,
+}
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """How each script ends; all are forks of one process, which has loaded torch."""
     begins = {True: SMALL.rpartition("run =")[0], False: SMALL}
-    scripts = {name: begins["run = " in body] + body for name, (body, _) in MISTAKES.items()}
-    for name, (code, _, stderr) in run_scripts(tmp_path, scripts).items():
+    bodies = {name: body for name, (body, _) in MISTAKES.items()} | WEIGHTLESS | WITHOUT_LOSS
+    scripts = {name: begins["run = " in body] + body for name, body in bodies.items()}
+    scripts |= {name: restarted(*how) for name, (*how, _) in RESTARTS.items()}
+    return run_scripts(tmp_path_factory.mktemp("scripts"), scripts, twice=RESTARTS)
+
+
+def test_a_mistake_in_the_loop_is_one_sentence(ends: dict[str, tuple[int, str, str]]) -> None:
+    for name, (_, sentence) in MISTAKES.items():
+        code, _, stderr = ends[name]
         assert code == 1, name
         (line,) = stderr.splitlines()
         assert line.startswith("muster: "), name
-        assert MISTAKES[name][1] in line, name
+        assert sentence in line, name
 
 
-def test_a_batch_without_weight_adds_nothing(tmp_path: Path) -> None:
-    scripts = {
-        loss: f"{SMALL}\nfor (x,) in run.shards():\n"
-        f"  if x[0, 0] > 0:\n    run.backward({loss}, weight=0)\n"
-        "  else:\n    run.backward(model(x).square().mean())\n"
-        "assert run.step == 2\nprint('sha256', model.weight.sum().item())\n"
-        for loss in ("0 * model(x).sum()", "model(x).sum() * float('nan')")
-    }
-    ends = run_scripts(tmp_path, scripts).values()
-    assert [code for code, _, _ in ends] == [0, 0]
-    (line,) = {stdout.splitlines()[-1] for _, stdout, _ in ends}
+def test_a_batch_without_weight_adds_nothing(ends: dict[str, tuple[int, str, str]]) -> None:
+    found = [ends[loss] for loss in WEIGHTLESS]
+    assert [code for code, _, _ in found] == [0, 0]
+    (line,) = {stdout.splitlines()[-1] for _, stdout, _ in found}
     assert "nan" not in line
 
 
-def test_an_optimizer_that_gets_no_loss_is_named(tmp_path: Path) -> None:
-    begin = SMALL.rpartition("run =")[0]
-    scripts = {
-        "none": f"{begin}{PAIR} run.backward(a(x).sum(), of=oa)\n run.backward(a(x).sum(), of=oa)",
-        "its own": f"{begin}{TURNS}",
-    }
-    warnings = {name: stderr for name, (_, _, stderr) in run_scripts(tmp_path, scripts).items()}
-    assert "SGD, number 2 of the optimizers of join(), got no loss" in warnings["none"]
-    assert warnings["its own"] == ""
+def test_an_optimizer_that_gets_no_loss_is_named(ends: dict[str, tuple[int, str, str]]) -> None:
+    warnings = {name: ends[name][2] for name in WITHOUT_LOSS}
+    assert "SGD, number 2 of the optimizers of join(), got no loss" in warnings["one has none"]
+    assert warnings["each has its own"] == ""
 
 
 TRAINS = "for (x,) in run.shards(): run.backward(model(x).sum())"
@@ -273,11 +283,6 @@ MISTAKES_OF_JOBS = {
         DIES_ONCE,
         {"epochs": 2000, "spare_ranks": 1},
         "neither in run.values",
-    ),
-    "leaves the loop": (
-        MISTAKES["leaves the loop"][0],
-        {"world_size": 1},
-        "left before training was complete",
     ),
     "is not elastic": (
         "",
@@ -358,16 +363,19 @@ RESTARTS = {
 }
 
 
-def test_a_restart_is_compared_with_the_process_that_saved(tmp_path: Path) -> None:
-    scripts = {}
-    for name, (heat, between, number, _) in RESTARTS.items():
-        words = {"HEAT": heat, "BETWEEN": between, "KILL": str(number)}
-        words["SMALL"] = SMALL.replace("32)", "32, epochs=4)")
-        scripts[name] = re.sub("|".join(words), lambda it, words=words: words[it[0]], RESTARTED)
-    run_scripts(tmp_path, scripts)
+def restarted(heat: str, between: str, number: int) -> str:
+    """Return the script of one of the restarts."""
+    words = {"HEAT": heat, "BETWEEN": between, "KILL": str(number)}
+    words["SMALL"] = SMALL.replace("32)", "32, epochs=4)")
+    return re.sub("|".join(words), lambda found: words[found[0]], RESTARTED)
+
+
+def test_a_restart_is_compared_with_the_process_that_saved(
+    ends: dict[str, tuple[int, str, str]],
+) -> None:
     models = set()
-    for name, (code, stdout, stderr) in run_scripts(tmp_path, scripts).items():
-        heat, _, _, words = RESTARTS[name]
+    for name, (heat, _, _, words) in RESTARTS.items():
+        code, stdout, stderr = ends[name]
         assert code == int(heat is CARRIED), (name, stderr)
         assert words in stderr, name
         if heat is PURE:

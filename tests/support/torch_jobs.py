@@ -3,7 +3,7 @@
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from tests.support.installation import Installation, Seen
@@ -65,6 +65,7 @@ import gc, os, runpy, sys
 from pathlib import Path
 import torch
 import muster.torch
+from muster.runtime.exit_report import exit_process, print_error
 torch.compiler.reset()  # loads what each optimizer would load
 gc.freeze()  # forks leave these objects, and their pages, as they are
 for directory in sys.argv[1:]:
@@ -73,20 +74,27 @@ for directory in sys.argv[1:]:
         for descriptor, name in ((1, "stdout"), (2, "stderr")):
             os.dup2(os.open(name, os.O_CREAT | os.O_WRONLY | os.O_TRUNC), descriptor)
         sys.argv = ["train.py"]
-        runpy.run_path("train.py", run_name="__main__")
-        sys.exit()
+        code = 0
+        try:
+            runpy.run_path("train.py", run_name="__main__")
+        except BaseException as error:
+            code = print_error(error)
+        exit_process(code)  # tearing torch down takes longer than most of these scripts
     Path(directory, "code").write_text(str(os.waitstatus_to_exitcode(os.wait()[1])))
 """
 """Runs the script of each directory in a process of its own; torch is loaded once for all."""
 
 
-def run_scripts(directory: Path, scripts: Mapping[str, str]) -> dict[str, tuple[int, str, str]]:
-    """Return exit code, stdout and stderr of each script by its name."""
+def run_scripts(
+    directory: Path, scripts: Mapping[str, str], twice: Collection[str] = ()
+) -> dict[str, tuple[int, str, str]]:
+    """Return exit code, stdout and stderr of each script by its name; of some, the second time."""
     places = {name: directory / str(number) for number, name in enumerate(scripts)}
     for name, place in places.items():
         place.mkdir(exist_ok=True)
         (place / "train.py").write_text(scripts[name])
     command = [sys.executable, "-W", "ignore", "-c", FORKS, *map(str, places.values())]
+    command += [str(places[name]) for name in twice]
     subprocess.run(command, cwd=directory, env={}, check=True)
     return {
         name: (
