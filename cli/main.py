@@ -20,7 +20,10 @@ from muster.runtime.stderr_messages import print_stderr
 
 
 class Entry(NamedTuple):
-    """Where a command is, as ``module:name``, and the first line of its help."""
+    """The module below ``cli`` of a command, and the first line of its help.
+
+    ``module:function`` where the function has another name than the command.
+    """
 
     home: str
     help: str
@@ -28,82 +31,64 @@ class Entry(NamedTuple):
 
 HEADINGS: Final = {
     "Services": {
-        "up": Entry("cli.services.up:up", "Run the API and the coordinator on this machine."),
-        "down": Entry("cli.services.up:down", "Stop the services; every rank saves first."),
-        "status": Entry("cli.services.status:status", "Show what runs, and whether it is healthy."),
+        "up": Entry("services.up", "Run the API and the coordinator on this machine."),
+        "down": Entry("services.up", "Stop the services; every rank saves first."),
+        "status": Entry("services.status", "Show what runs, and whether it is healthy."),
         "open": Entry(
-            "cli.services.status:open_page", "Print the address of the web page, and open it."
+            "services.status:open_page", "Print the address of the web page, and open it."
         ),
-        "doctor": Entry("cli.checks.doctor:doctor", "Check this installation and suggest repairs."),
-        "cluster": Entry("cli.cluster:cluster", "Check a cluster file."),
-        "engines": Entry("cli.cluster:engines", "Show what may start ranks, and what is missing."),
-        "hosts": Entry(
-            "cli.cluster:hosts", "Show the hosts on which ranks may run, and what runs there."
-        ),
-        "config": Entry("cli.config:config", "Show every setting and its origin."),
-        "backup": Entry(
-            "cli.services.up:backup", "Copy the database, and list the files that belong to it."
-        ),
-        "token": Entry("cli.services.admin:token", "Create, list and revoke API tokens."),
-        "secret": Entry("cli.services.admin:secret", "Store secrets that jobs may use."),
+        "doctor": Entry("checks.doctor", "Check this installation and suggest repairs."),
+        "cluster": Entry("cluster", "Check a cluster file."),
+        "engines": Entry("cluster", "Show what may start ranks, and what is missing."),
+        "hosts": Entry("cluster", "Show the hosts on which ranks may run, and what runs there."),
+        "config": Entry("config", "Show every setting and its origin."),
+        "backup": Entry("services.up", "Copy the database, and list the files that belong to it."),
+        "token": Entry("services.admin", "Create, list and revoke API tokens."),
+        "secret": Entry("services.admin", "Store secrets that jobs may use."),
     },
     "Jobs": {
-        "submit": Entry("cli.jobs.submit:submit", "Submit a job and watch it until it ends."),
-        "plan": Entry("cli.cluster:plan", "Show on which nodes the ranks of a job would run."),
-        "run": Entry("cli.jobs.run:run", "Run a script on several ranks here, like torchrun."),
-        "check": Entry(
-            "cli.checks.check:check", "Check that a script has the same bits at every size."
-        ),
-        "ps": Entry("cli.jobs.show:ps", "List jobs, newest first."),
-        "leaderboard": Entry(
-            "cli.jobs.leaderboard:leaderboard", "Compare the jobs of a sweep, and name the best."
-        ),
-        "top": Entry("cli.jobs.show:top", "Watch all jobs live."),
-        "show": Entry("cli.jobs.show:show_job", "Show one job and each of its ranks."),
-        "series": Entry(
-            "cli.jobs.series:series", "Show loss, throughput and metrics of a job by step."
-        ),
-        "logs": Entry("cli.jobs.show:logs", "Show what the ranks of a job have printed."),
-        "events": Entry("cli.jobs.show:events", "Show what happened to a job, and why."),
-        "wait": Entry("cli.jobs.lifecycle:wait", "Wait until a job ends."),
-        "scale": Entry("cli.jobs.lifecycle:scale", "Change the number of ranks of a job."),
-        "pause": Entry("cli.jobs.lifecycle:pause", "Pause a job; its ranks stay."),
-        "resume": Entry("cli.jobs.lifecycle:resume", "Resume a paused job."),
-        "stop": Entry("cli.jobs.lifecycle:stop", "Save a last checkpoint and stop jobs."),
-        "rm": Entry("cli.jobs.lifecycle:rm", "Delete jobs that have ended, with their logs."),
-        "purge": Entry("cli.jobs.lifecycle:purge", "Delete every job that matches a filter."),
-        "gc": Entry("cli.jobs.lifecycle:gc", "List what deleted jobs have left, and delete it."),
+        "submit": Entry("jobs.submit", "Submit a job and watch it until it ends."),
+        "plan": Entry("cluster", "Show on which nodes the ranks of a job would run."),
+        "run": Entry("jobs.run", "Run a script on several ranks here, like torchrun."),
+        "check": Entry("checks.check", "Check that a script has the same bits at every size."),
+        "ps": Entry("jobs.show", "List jobs, newest first."),
+        "leaderboard": Entry("jobs.leaderboard", "Compare the jobs of a sweep, and name the best."),
+        "top": Entry("jobs.show", "Watch all jobs live."),
+        "show": Entry("jobs.show:show_job", "Show one job and each of its ranks."),
+        "series": Entry("jobs.series", "Show loss, throughput and metrics of a job by step."),
+        "logs": Entry("jobs.show", "Show what the ranks of a job have printed."),
+        "events": Entry("jobs.show", "Show what happened to a job, and why."),
+        "wait": Entry("jobs.lifecycle", "Wait until a job ends."),
+        "scale": Entry("jobs.lifecycle", "Change the number of ranks of a job."),
+        "pause": Entry("jobs.lifecycle", "Pause a job; its ranks stay."),
+        "resume": Entry("jobs.lifecycle", "Resume a paused job."),
+        "stop": Entry("jobs.lifecycle", "Save a last checkpoint and stop jobs."),
+        "rm": Entry("jobs.lifecycle", "Delete jobs that have ended, with their logs."),
+        "purge": Entry("jobs.lifecycle", "Delete every job that matches a filter."),
+        "gc": Entry("jobs.lifecycle", "List what deleted jobs have left, and delete it."),
     },
     "Inside a job": {
-        "workers": Entry("cli.jobs.workers:workers", "List the workers of a job's pool."),
-        "attempts": Entry(
-            "cli.jobs.workers:attempts", "List the processes of a job and how each ended."
-        ),
-        "audit": Entry("cli.jobs.workers:audit", "Check that every sample was read exactly once."),
-        "chaos": Entry("cli.checks.chaos:chaos", "Kill one rank and watch the job recover."),
+        "workers": Entry("jobs.workers", "List the workers of a job's pool."),
+        "attempts": Entry("jobs.workers", "List the processes of a job and how each ended."),
+        "audit": Entry("jobs.workers", "Check that every sample was read exactly once."),
+        "chaos": Entry("checks.chaos", "Kill one rank and watch the job recover."),
     },
     "At home": {
-        "node": Entry("cli.node:node", "Make this machine a node of its household, until Ctrl-C."),
-        "mesh": Entry(
-            "cli.mesh:mesh", "Show who leads this household, its nodes and links, and the ring."
-        ),
+        "node": Entry("node", "Make this machine a node of its household, until Ctrl-C."),
+        "mesh": Entry("mesh", "Show who leads this household, its nodes and links, and the ring."),
     },
     "Data": {
-        "dataset": Entry("cli.data.dataset:dataset", "Create a data set to train on."),
+        "dataset": Entry("data.dataset", "Create a data set to train on."),
         "checkpoint": Entry(
-            "cli.data.checkpoints:checkpoint", "Save, list, verify, compare and export checkpoints."
+            "data.checkpoints", "Save, list, verify, compare and export checkpoints."
         ),
-        "digest": Entry(
-            "cli.data.checkpoints:digest", "Print the SHA-256 of a job's newest state."
-        ),
+        "digest": Entry("data.checkpoints", "Print the SHA-256 of a job's newest state."),
     },
     "Tools": {
-        "demo": Entry(
-            "cli.checks.demo:demo", "Kill ranks while a model trains; the bits stay the same."
-        ),
-        "schema": Entry("cli.main:schema", "Print the JSON schema of a job file."),
-        "completion": Entry("cli.main:completion", "Print a shell's completion script."),
-        "version": Entry("cli.main:version", "Show the version."),
+        "demo": Entry("checks.demo", "Kill ranks while a model trains; the bits stay the same."),
+        "schema": Entry("main", "Print the JSON schema of a job file."),
+        "completion": Entry("main", "Print a shell's completion script."),
+        "version": Entry("main", "Show the version."),
     },
 }
 
@@ -132,11 +117,11 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        entry = COMMANDS.get(ALIASES.get(cmd_name, cmd_name))
+        entry = COMMANDS.get(name := ALIASES.get(cmd_name, cmd_name))
         if entry is None:
             return None
-        module, _, name = entry.home.partition(":")
-        command: click.Command = getattr(import_module(module), name)
+        module, _, function = entry.home.partition(":")
+        command: click.Command = getattr(import_module(f"cli.{module}"), function or name)
         return command
 
     def resolve_command(

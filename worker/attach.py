@@ -19,7 +19,6 @@ import msgspec
 
 from muster.contracts.host import FREE_LIMIT_MB, HostFacts
 from muster.contracts.interpreter import VERSION
-from muster.contracts.job.status import JobUid
 from muster.contracts.messages.attach import (
     REPEAT_SECONDS,
     AgentEnded,
@@ -40,7 +39,7 @@ from muster.contracts.messages.attach import (
     WatchAgent,
 )
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.names import SERVICE_ONLY, SINGLE_THREADED
+from muster.contracts.settings.names import SINGLE_THREADED
 from muster.contracts.settings.paths import DataDir, JobFiles, LogName
 from muster.host.addresses import publish_address
 from muster.host.containment import kill_job, tagged_processes
@@ -48,8 +47,7 @@ from muster.host.files import closing, existing, file_identity, shares_directory
 from muster.host.gpus import describe_gpus
 from muster.host.limits import ShellLimits, memory_limits, usable_processors
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
-from muster.runtime.agent_process import agent_tag, start_agent
-from muster.runtime.archive import claim_directory
+from muster.runtime.agent_process import agent_tag, launch_agent
 
 
 def main() -> None:
@@ -153,20 +151,12 @@ def _refusal(data_dir: Path, own_file: Path, coordinator_file: tuple[int, int] |
 
 
 def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
-    assignment = with_checkpoints(order).assignment
-    files = JobFiles(Path(assignment.job_root))
+    files = JobFiles(Path(order.assignment.job_root))
     if (free_mb := _free_mb(files.root)) < FREE_LIMIT_MB:
         raise OSError(f"only {free_mb} MiB are free in {files.root.parents[1]}: make room there")
     if why := _refusal(files.root.parents[1], files.owner, order.coordinator_file):
         raise OSError(why)
-    claim_directory(files, JobUid(assignment.job_uid))
-    files.run.mkdir(exist_ok=True)
-    environ = {name: value for name, value in os.environ.items() if name not in SERVICE_ONLY}
-    environ |= order.environment
-    if assignment.coordinator is not None:
-        publish_address(assignment.coordinator, Path(assignment.address_file))
-    with files.agent_log.open("ab") as log:
-        process = start_agent(assignment, log, environ, limits)
+    process = launch_agent(with_checkpoints(order), limits)
     agent = identify(process.pid, or_zombie=True)
     if agent is not None:  # always: it is not reaped yet
         _watch(agent, process.wait)

@@ -25,7 +25,6 @@ from msgspec.structs import replace
 
 from muster.contracts.errors import AuthenticationFailed
 from muster.contracts.interpreter import PROTOCOL
-from muster.contracts.job.status import JobUid
 from muster.contracts.messages.agent import JoinRequest
 from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.messages.attach import (
@@ -36,14 +35,11 @@ from muster.contracts.messages.attach import (
     OrderFailed,
 )
 from muster.contracts.messages.rank import NONCE_BYTES
-from muster.contracts.settings.names import SERVICE_ONLY
 from muster.contracts.settings.paths import DataDir, JobFiles
-from muster.host.addresses import publish_address
 from muster.host.limits import ShellLimits
 from muster.host.processes import adopt_orphans
 from muster.links.reconnect import LINK_ERRORS, Reconnect
-from muster.runtime.agent_process import start_agent
-from muster.runtime.archive import claim_directory
+from muster.runtime.agent_process import launch_agent
 from muster.runtime.stderr_messages import print_stderr
 from worker.attach import with_checkpoints
 from worker.coordinator.link import ThreadLink
@@ -113,13 +109,7 @@ def run_agent(launch: LaunchAgent, limits: ShellLimits) -> int:
     root = Path(tempfile.mkdtemp(prefix="muster-"))
     files, file = JobFiles(root / "job"), DataDir(root).coordinator_address
     assignment = replace(launch.assignment, job_root=str(files.root), address_file=str(file))
-    if assignment.coordinator is not None:
-        publish_address(assignment.coordinator, file)
-    claim_directory(files, JobUid(assignment.job_uid))
-    files.run.mkdir(exist_ok=True)
-    environ = {name: value for name, value in os.environ.items() if name not in SERVICE_ONLY}
-    with files.agent_log.open("ab") as log:
-        agent = start_agent(assignment, log, {**environ, **launch.environment}, limits)
+    agent = launch_agent(replace(launch, assignment=assignment), limits)
     for number in signal.SIGTERM, signal.SIGUSR1:
         signal.signal(number, lambda _number, _frame: agent.terminate())
     status = agent.wait()

@@ -134,22 +134,23 @@ class ActionTaken(_Value, frozen=True):
     action: Action
 
 
-class AgentConnected(OfHost, frozen=True):
+class OfAgent(OfHost, frozen=True):
+    """About one of the agents that a host has had."""
+
+    agent_number: int
+
+
+class AgentConnected(OfAgent, frozen=True):
     """An agent said hello with the right token."""
 
-    agent_number: int
 
-
-class AgentDisconnected(OfHost, frozen=True):
+class AgentDisconnected(OfAgent, frozen=True):
     """The connection to an agent broke; its process lives."""
 
-    agent_number: int
 
-
-class AgentLost(OfHost, frozen=True):
+class AgentLost(OfAgent, frozen=True):
     """An agent's process has ended, with everything it had started except the `living` ranks."""
 
-    agent_number: int
     message: str
     living: frozenset[int] = frozenset()
     newest: int = 0  # the highest number of an agent socket in the job's directory
@@ -159,17 +160,15 @@ class AgentNotStarted(AgentLost, frozen=True):
     """Its host was not reached, or has refused to start it."""
 
 
-class AgentWaits(OfHost, frozen=True):
+class AgentWaits(OfAgent, frozen=True):
     """A scheduler has not started an agent yet."""
 
-    agent_number: int
     message: str  # why, and since when
 
 
-class AgentStarved(OfHost, frozen=True):
+class AgentStarved(OfAgent, frozen=True):
     """An agent of this host sends nothing, as no processor was free for it all that time."""
 
-    agent_number: int
     seconds: float  # since it is late
 
 

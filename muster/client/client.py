@@ -139,8 +139,8 @@ class Client:
 
     def leaderboard(self, sweep: str | None = None) -> LeaderboardView:
         """Compare the jobs with this label `sweep`; None: with the only one, if there is one."""
-        query: Query = {} if sweep is None else {"sweep": sweep}
-        return self.connection.ask("GET", "/leaderboard", query=query).read_as(LeaderboardView)
+        answer = self.connection.ask("GET", "/leaderboard", query={"sweep": sweep})
+        return answer.read_as(LeaderboardView)
 
     def job(self, word: str) -> Job:
         """Return the job with this id, name, or unique prefix of an id; ``@latest`` is the newest.
@@ -202,17 +202,15 @@ class Client:
         statuses = [status] if isinstance(status, str) else status
         if statuses is not None and not statuses:
             return Purged(matched=0, deleted=0, job_ids=[], skipped=[])
-        query: dict[str, Any] = {
+        query: Query = {
             "statuses": list(statuses or []),
+            "older_than_hours": older_than_hours,
             "delete_logs": delete_logs,
             "stop_running": stop_running,
             "force": force,
+            "delete_checkpoints": delete_checkpoints,
             "dry_run": dry_run,
         }
-        if delete_checkpoints is not None:
-            query["delete_checkpoints"] = delete_checkpoints
-        if older_than_hours is not None:
-            query["older_than_hours"] = older_than_hours
         answer = self.connection.ask(
             "POST", "/jobs/purge", query=query, read_seconds=ENDING_SECONDS
         )

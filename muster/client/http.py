@@ -63,7 +63,8 @@ _NO_ROUTE: Final = "/problems/not-found"
 
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
-Query: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str]]
+Query: TypeAlias = Mapping[str, str | int | float | bool | Sequence[str] | None]
+"""What is None is not sent."""
 
 Value = TypeVar("Value")
 Raised = TypeVar("Raised", bound=OSError)
@@ -203,11 +204,12 @@ class Connection:
 
     def _request(self, method: str, path: str, query: Query | None, body: object) -> httpx.Request:
         headers = {} if body is None else {"Content-Type": "application/json"}
+        given = {name: value for name, value in (query or {}).items() if value is not None}
         try:
             content = None if body is None else _encoded(body)
             # Without a query of its own a path may bring one, as the link to the next page does.
             return self._http.build_request(
-                method, path, params=query or None, headers=headers, content=content
+                method, path, params=given or None, headers=headers, content=content
             )
         except UnicodeEncodeError as error:
             raise InvalidRequest("a text of this request is not valid Unicode") from error

@@ -109,8 +109,7 @@ class Job:
 
     def events(self, limit: int = 1000, *, after: int | None = None) -> list[EventView]:
         """Return its last `limit` events, oldest first, or the first ones after id `after`."""
-        query = _present(limit=limit, after=after)
-        return self._get("events", **query).read_as(EventList).events
+        return self._get("events", limit=limit, after=after).read_as(EventList).events
 
     def attempts(self) -> Iterator[AttemptView]:
         """Yield every attempt of its ranks, newest first."""
@@ -153,8 +152,8 @@ class Job:
         """
         if not follow:
             moment = None if since is None else since.astimezone(UTC).isoformat()
-            query = _present(rank=rank, tail=tail, since=moment, grep=grep)
-            return iter(self._get("logs", **query).read_as(LogTail).lines)
+            found = self._get("logs", rank=rank, tail=tail, since=moment, grep=grep)
+            return iter(found.read_as(LogTail).lines)
         if since is not None:
             raise ValueError("a stream carries no times: use `tail`, or leave out `follow`")
         lines = follow_logs(self._connection, self._path("logs", "stream"), rank, tail)
@@ -283,18 +282,18 @@ class Job:
         `stop_first` stops it before. `force` kills it, and deletes its checkpoints, too, unless
         `delete_checkpoints` is False.
         """
-        query = _present(
-            delete_logs=delete_logs,
-            stop_first=stop_first,
-            force=force,
-            delete_checkpoints=delete_checkpoints,
-        )
+        query = {
+            "delete_logs": delete_logs,
+            "stop_first": stop_first,
+            "force": force,
+            "delete_checkpoints": delete_checkpoints,
+        }
         answer = self._connection.ask(
             "DELETE", self._path(), query=query, read_seconds=ENDING_SECONDS
         )
         return answer.read_as(Deleted)
 
-    def _get(self, what: str, **query: float | str) -> ApiResponse:
+    def _get(self, what: str, **query: float | str | None) -> ApiResponse:
         return self._connection.ask("GET", self._path(what), query=query)
 
     def _order(self, verb: str, body: object = None) -> Self:
@@ -324,9 +323,7 @@ def follow_logs(
     is delivered whole or not at all. Raises `Unreachable` or `Busy` after a minute without a
     connection, or if the server asks not to be called for longer than that.
     """
-    query: dict[str, int] = {} if rank is None else {"rank": rank}
-    if tail is not None:
-        query["tail"] = tail
+    query = _present(rank=rank, tail=tail)
     seen: str | None = None
     lost_at: float | None = None
     waits = pauses()

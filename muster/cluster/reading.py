@@ -8,15 +8,11 @@ from muster.host.yaml_files import YamlFile
 
 def read_cluster(path: Path) -> Cluster:
     """Return the cluster that a file describes; raises `InvalidDescription`."""
-    return _cluster_of(YamlFile.read(path))
+    return cluster_of(YamlFile.read(path))
 
 
-def parse_cluster(text: str, name: str = "cluster.yaml") -> Cluster:
-    """Return the cluster that a text describes; `name` is that of the text in errors."""
-    return _cluster_of(YamlFile.parse(text, name))
-
-
-def _cluster_of(file: YamlFile) -> Cluster:
+def cluster_of(file: YamlFile) -> Cluster:
+    """Return the cluster that a parsed file describes; raises `InvalidDescription`."""
     check_description(file.content, file.name, lambda location: file.position(location)[0])
     nodes = (
         ClusterNode(**node | {"gpus": tuple(Gpu(**gpu) for gpu in node.get("gpus", ()))})

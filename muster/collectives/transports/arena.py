@@ -16,7 +16,7 @@ import os
 import platform
 import struct
 import sys
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Final
 
 import numpy as np
@@ -121,14 +121,7 @@ class Arena:
         memory = map_memory(descriptor, geometry.size_bytes, is_writable=True)
         arena = cls(memory, geometry)
         # The header comes last: a peer that finds it finds everything else in place.
-        memory[: _HEADER.size] = _HEADER.pack(
-            _MAGIC,
-            _VERSION,
-            geometry.slot_count,
-            geometry.elements,
-            geometry.max_ranks,
-            geometry.ring_bytes,
-        )
+        memory[: _HEADER.size] = _HEADER.pack(_MAGIC, _VERSION, *astuple(geometry))
         return arena
 
     @classmethod

@@ -92,11 +92,16 @@ class StoreHello(_Hello, frozen=True, tag="store_hello"):
     """First payload of a storage process that sends checkpoints (`StoreCall`)."""
 
 
-class RankSpawned(Message, frozen=True, tag="rank_spawned"):
-    """A process was started; the fields of its `ProcessRecord` identify it for ever."""
+class _OfAttempt(Message, frozen=True):
+    """About, or for, one process of a rank."""
 
     rank: int
     attempt: int
+
+
+class RankSpawned(_OfAttempt, frozen=True, tag="rank_spawned"):
+    """A process was started; the fields of its `ProcessRecord` identify it for ever."""
+
     pid: int
     start_ticks: int
     boot_id: str
@@ -104,23 +109,19 @@ class RankSpawned(Message, frozen=True, tag="rank_spawned"):
     pid_namespace: int
 
 
-class RankSaid(Message, frozen=True, tag="rank_said"):
+class RankSaid(_OfAttempt, frozen=True, tag="rank_said"):
     """A message of a rank, forwarded unchanged."""
 
-    rank: int
-    attempt: int
     message: RankMessage
 
 
-class RankExited(Message, frozen=True, tag="rank_exited"):
+class RankExited(_OfAttempt, frozen=True, tag="rank_exited"):
     """A process has ended, or could not be started; its exit record is written already.
 
     At most one of `exit_code` and `signal` is set. Neither is set if the end was not observed,
     because the agent had died first, or if the process never started; such a rank runs again.
     """
 
-    rank: int
-    attempt: int
     exit_code: int | None
     signal: int | None
     last_lines: tuple[str, ...] = ()  # the end of its log
@@ -139,14 +140,11 @@ class RankExited(Message, frozen=True, tag="rank_exited"):
     """When the first error in the end of its log was written, by the clock of its host."""
 
 
-class RankDied(Message, frozen=True, tag="rank_died"):
+class RankDied(_OfAttempt, frozen=True, tag="rank_died"):
     """The process of a member has ended with an error or a signal; its peers go on without it.
 
     What it has started may still run. `RankExited` follows once that is gone.
     """
-
-    rank: int
-    attempt: int
 
 
 class RankCheckpoints(msgspec.Struct, frozen=True, kw_only=True):
@@ -202,29 +200,21 @@ class ListCheckpoints(Message, frozen=True, tag="list_checkpoints"):
     ranks: Count
 
 
-class StartRank(Message, frozen=True, tag="start_rank"):
+class StartRank(_OfAttempt, frozen=True, tag="start_rank"):
     """Start this attempt with exactly this environment (on top of the agent's own)."""
 
-    rank: int
-    attempt: int
     environment: dict[str, str]
     working_dir: str
     script: tuple[str, str] | None = None  # path and digest, as far as the job's are known
     is_code_bound: bool = False  # with another script it is not started
 
 
-class TerminateRank(Message, frozen=True, tag="terminate_rank"):
+class TerminateRank(_OfAttempt, frozen=True, tag="terminate_rank"):
     """Ask the process to save and exit (SIGTERM)."""
 
-    rank: int
-    attempt: int
 
-
-class KillRank(Message, frozen=True, tag="kill_rank"):
+class KillRank(_OfAttempt, frozen=True, tag="kill_rank"):
     """End the process and everything it started (SIGKILL)."""
-
-    rank: int
-    attempt: int
 
 
 class InjectFault(Message, frozen=True, tag="inject_fault"):

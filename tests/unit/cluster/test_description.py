@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.cluster.description import Cluster, ClusterNode, Gpu
-from muster.cluster.reading import parse_cluster, read_cluster
+from muster.cluster.reading import cluster_of, read_cluster
 from muster.contracts.errors import InvalidDescription
+from muster.host.yaml_files import YamlFile
 
 TEXT = """\
 nodes:
@@ -31,6 +32,10 @@ nodes:
   gpus: [{uuid: "0", type: Jetson Orin, vram_mb: 8192, memory_type: unified}]
   slots: 2
 """
+
+
+def parse_cluster(text: str, name: str = "cluster.yaml") -> Cluster:
+    return cluster_of(YamlFile.parse(text, name))
 
 
 def test_text_form_has_a_line_per_node() -> None:
