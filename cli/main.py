@@ -75,7 +75,7 @@ HEADINGS: Final = {
     },
     "At home": {
         "node": Entry("node", "Make this machine a node of its household, until Ctrl-C."),
-        "mesh": Entry("mesh", "Show who leads this household, its nodes and links, and the ring."),
+        "mesh": Entry("mesh", "Show who leads this household, and its nodes and links."),
     },
     "Data": {
         "dataset": Entry("data.dataset", "Create a data set to train on."),

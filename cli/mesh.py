@@ -72,7 +72,7 @@ _LINKS: Final[Mapping[str, Column]] = {
 @output_option
 @click.pass_context
 def mesh(ctx: click.Context, *, seconds: float | None, watch: bool, output: Output) -> None:
-    """Show who leads this household, its nodes and links, and the ring.
+    """Show who leads this household, and its nodes and links.
 
     It asks the node of this machine, else any other one. Without a node it listens for 3 seconds,
     and lists the processes that answer; it joins no group. GROUP is what a process waits for, or is
