@@ -6,17 +6,17 @@ suspended, restored from a backup, lose their disk or their permission to lead; 
 by up to a year, and jump; the network falls into parts, or loses single links and ways. When all
 this is over each part has to have one master within 6 s. No node follows an older session or a
 lower epoch than it has seen, and no epoch has two masters of one node. Then 20 histories of 50
-nodes and 3 of 200. With any of the rules switched off a history has to find a fault.
+nodes and 3 of 200. With any of the
+rules switched off its own history has to find a fault.
 """
 
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from muster.mesh.election import Election
 from stress.runner import Report, main
-from tests.support.elections import LIMIT_SECONDS, faults, play
+from tests.support.elections import LIMIT_SECONDS, play
 from tests.support.elections_without import WITHOUT
 
 CHUNK = 20
@@ -38,15 +38,10 @@ def run(
             chunk = 1 if size else CHUNK
             played = list(pool.map(partial(_outcome, size), seeds, chunksize=chunk))
             _add(report, f"{size or '3 to 9'} nodes", seed, played)
-        for rules, history in WITHOUT.items():
-            seeds = range(seed, seed + histories)
-            caught = next(_caught(pool.map(partial(faults, rules), seeds, chunksize=CHUNK)), None)
-            if caught is not None:
-                report.lines.append(f"{rules.__name__}: history {caught + 1:,} finds the fault")
-            elif history(rules):
-                report.lines.append(f"{rules.__name__}: its own history finds the fault")
-            else:
-                report.faults.append(f"nothing found fault with {rules.__name__}")
+    for rules, history in WITHOUT.items():
+        if not history(rules):
+            report.faults.append(f"nothing found fault with {rules.__name__}")
+    report.lines.append(f"{len(WITHOUT)} rules, switched off in turn")
     return report
 
 
@@ -69,10 +64,6 @@ def _add(report: Report, what: str, seed: int, played: list[tuple[float, list[st
             f"{what}: one master {p50:.2f} s p50, {p99:.2f} s p99 after quiet, {late} of "
             f"{len(times):,} later than {LIMIT_SECONDS:.0f} s"
         )
-
-
-def _caught(results: Iterator[list[str]]) -> Iterator[int]:
-    return (number for number, found in enumerate(results) if found)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def channel() -> Iterator[Channel]:
     yield channel
     channel.agent.close()
     channel.socket.close()
-    assert open_descriptors() == before, "nothing stays open"
+    assert open_descriptors() <= before, "nothing stays open"  # those of earlier tests may close
 
 
 def open_descriptors() -> int:
