@@ -6,8 +6,7 @@ suspended, restored from a backup, lose their disk or their permission to lead; 
 by up to a year, and jump; the network falls into parts, or loses single links and ways. When all
 this is over each part has to have one master within 6 s. No node follows an older session or a
 lower epoch than it has seen, and no epoch has two masters of one node. Then 20 histories of 50
-nodes and 3 of 200. With any of the
-rules switched off its own history has to find a fault.
+nodes and 3 of 200. With any of the rules switched off its own history has to find a fault.
 """
 
 from concurrent.futures import ProcessPoolExecutor
