@@ -79,6 +79,19 @@ def test_a_master_that_may_not_lead_gives_up() -> None:
     assert world.masters() == {"n1"}
 
 
+def test_a_master_raises_its_epoch_for_a_report_and_no_question() -> None:
+    world = cluster(Election, [0.0])
+    world.run(10.0)
+    leader = world.nodes["n0"].election
+    assert leader is not None
+    head = Head(session=1, clock=5, time=1000.0, is_new=False)
+    # The sender may lead, and better: both would raise in turns.
+    leader.receive("n1", Ask(head=head, nonce=1), world.now)
+    assert (leader.state, leader.epoch) == (State.MASTER, 1)
+    leader.receive("n1", Report(head=head), world.now)
+    assert leader.epoch == 6
+
+
 def test_nodes_that_may_not_lead_have_no_master() -> None:
     world = cluster(Election, [0.0, 0.0])
     for node in world.nodes.values():
