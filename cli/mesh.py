@@ -61,8 +61,7 @@ _PEERS: Final[Mapping[str, Column]] = {
 
 _LINKS: Final[Mapping[str, Column]] = {
     "BETWEEN": "between",
-    "SPEED": lambda row: f"{row['speed'] / 1e6:.1f} MB/s",
-    "ROUND TRIP": _latency,
+    "SPEED": lambda row: f"{row['bytes_per_second'] / 1e6:.1f} MB/s",
 }
 
 
@@ -148,26 +147,19 @@ def _lines(status: Status) -> Iterator[str]:
             ("ring", " → ".join(names.get(each, each) for each in around)),
         ]
     )
-    rows = [msgspec.to_builtins(peer) for peer in status.peers]
-    for table in (columns(rows, _PEERS), columns(_link_rows(status, names), _LINKS)):
+    peers = [msgspec.to_builtins(peer) for peer in status.peers]
+    links = [
+        msgspec.to_builtins(link)
+        | {"between": " - ".join(names.get(each, each) for each in link.nodes)}
+        for link in sorted(status.links, key=lambda one: one.nodes)
+    ]
+    for table in (columns(peers, _PEERS), columns(links, _LINKS)):
         yield ""
         yield from table
     yield ""
     for event in status.events[-EVENT_LINES:]:
         yield f"{datetime.fromtimestamp(event.at, UTC):%H:%M:%S} UTC  {event.text}"
     yield from status.warnings
-
-
-def _link_rows(status: Status, names: Mapping[str, str]) -> list[dict[str, Any]]:
-    latencies = {peer.node_id: peer.latency_ms for peer in status.peers if peer.is_node}
-    rows = []
-    for link in status.links:
-        one, other = link.nodes
-        far = other if one == status.node_id else one
-        latency = latencies.get(far) if status.node_id in link.nodes else None
-        between = f"{names.get(one, one)} - {names.get(other, other)}"
-        rows.append({"between": between, "speed": link.bytes_per_second, "latency_ms": latency})
-    return rows
 
 
 def _watch(own: Mesh, status: Status | None) -> None:

@@ -76,8 +76,7 @@ class OfElection(msgspec.Struct, frozen=True, kw_only=True, tag="of_election"):
 class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
     """Links between nodes."""
 
-    links: dict[tuple[str, str], Link]
-    """By pair, lower id first."""
+    links: tuple[Link, ...]
 
 
 class Bulk(msgspec.Struct, frozen=True, kw_only=True, tag="bulk"):

@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from random import SystemRandom
 from typing import Final
@@ -66,13 +66,6 @@ class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
     uptime_ratio: float
 
 
-class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured between two nodes."""
-
-    nodes: tuple[str, str]
-    bytes_per_second: float
-
-
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """Seconds since 1970."""
@@ -91,7 +84,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     may_lead: bool
     ring: tuple[str, ...]
     peers: tuple[PeerStatus, ...]
-    links: tuple[LinkStatus, ...]
+    links: tuple[Link, ...]
     events: tuple[Event, ...]
     counters: Mapping[str, float]
     warnings: tuple[str, ...]
@@ -149,10 +142,7 @@ class Node:
             may_lead=self._may_lead(),
             ring=self._ring,
             peers=tuple(map(self._peer_status, peers)),
-            links=tuple(
-                LinkStatus(nodes=pair, bytes_per_second=link.bytes_per_second)
-                for pair, link in sorted(self._links.items())
-            ),
+            links=tuple(self._links.values()),
             events=tuple(self._events),
             counters=network.counters() | self._counts,
             warnings=tuple(network.warnings),
@@ -284,7 +274,7 @@ class Node:
             return
         self._nodes[node] = peer.process_id
         self._measure_at[node] = now + SETTLE_SECONDS
-        network.send(peer.process_id, Measured(links=self._links))
+        network.send(peer.process_id, Measured(links=tuple(self._links.values())))
         self._election.meet(node, now)
         self._order()
 
@@ -301,11 +291,11 @@ class Node:
                 if peer.hello.machine is None:
                     self._greet_script(peer)
 
-    def _learn(self, links: Mapping[tuple[str, str], Link]) -> None:
-        for pair, link in links.items():
-            known = self._links.get(pair)
+    def _learn(self, links: Iterable[Link]) -> None:
+        for link in links:
+            known = self._links.get(link.nodes)
             if known is None or link.measured_at > known.measured_at:
-                self._links[pair] = link
+                self._links[link.nodes] = link
         self._order()
 
     def _begin_to_measure(self, now: float) -> None:
@@ -331,8 +321,8 @@ class Node:
             return  # the link is going, or slow: it is tried again
         finally:
             self._is_measuring = False
-        link = Link(bytes_per_second=speed, measured_at=time.time(), addresses=ends)
-        links = {(self._network.node_id, node): link}
+        pair, now = (self._network.node_id, node), time.time()
+        links = (Link(nodes=pair, bytes_per_second=speed, measured_at=now, addresses=ends),)
         self._learn(links)
         for process_id in self._nodes.values():
             self._network.send(process_id, Measured(links=links))
