@@ -20,7 +20,7 @@ TOKEN_BYTES: Final = 32
 
 
 class Gathering:
-    """Public methods above `meet` are for other threads."""
+    """Public methods above `receive` are for other threads."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -105,14 +105,12 @@ class Gathering:
 
     # The part
 
-    def meet(self, peer: Peer) -> None:
-        if peer.process_id in self._unlinked:
-            self._unlinked.remove(peer.process_id)
-            self._left[peer.process_id] = peer.hello.turn
-
     def receive(self, peer: Peer, message: Message) -> None:
         match message:
             case Hello():
+                if peer.process_id in self._unlinked:
+                    self._unlinked.remove(peer.process_id)
+                    self._left[peer.process_id] = peer.hello.turn
                 self._compare(peer)
             case OfGroup(group=group, message=said) if self._forming:
                 # Not the last words of an earlier group.

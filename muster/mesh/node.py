@@ -150,9 +150,6 @@ class Node:
 
     # The part
 
-    def meet(self, peer: Peer) -> None:
-        """See `receive`: the hello says whether it is a node."""
-
     def receive(self, peer: Peer, message: Message) -> None:
         now = self._wake()
         is_node = self._nodes.get(peer.node_id) == peer.process_id
