@@ -69,10 +69,6 @@ class OfGroup(msgspec.Struct, frozen=True, kw_only=True, tag="of_group"):
     message: FormingMessage
 
 
-class OfElection(msgspec.Struct, frozen=True, kw_only=True, tag="of_election"):
-    message: ElectionMessage
-
-
 class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
     """Links between nodes."""
 
@@ -102,19 +98,9 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, tag="note"):
     payload: bytes
 
 
-Message: TypeAlias = (
-    Hello
-    | Probe
-    | ProbeFor
-    | Reached
-    | Leave
-    | OfGroup
-    | OfElection
-    | Measured
-    | Bulk
-    | Ring
-    | Note
-)
+HealthMessage: TypeAlias = Probe | ProbeFor | Reached
+NodeMessage: TypeAlias = ElectionMessage | Measured | Ring
+Message: TypeAlias = Hello | HealthMessage | Leave | OfGroup | NodeMessage | Bulk | Note
 
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 encode: Final = msgspec.msgpack.Encoder().encode

@@ -25,13 +25,16 @@ from muster.host.private import UnusableDirectory
 from muster.mesh import bandwidth
 from muster.mesh.election import (
     CLOCK_LIMIT_SECONDS,
+    Ask,
     Due,
     Election,
     EventKind,
+    Outdated,
+    Report,
     Stored,
     is_clock_credible,
 )
-from muster.mesh.messages import Hello, Measured, Message, OfElection, Ring
+from muster.mesh.messages import Hello, Measured, Message, Ring
 from muster.mesh.network import Network, Peer
 from muster.mesh.topology import Link, Machine, is_due, ring
 
@@ -158,8 +161,8 @@ class Node:
                 self._greet_script(peer)
             case Hello():
                 self._greet_node(peer, now)
-            case OfElection(message=said) if is_node:
-                self._election.receive(peer.node_id, said, now)
+            case Ask() | Report() | Outdated() if is_node:
+                self._election.receive(peer.node_id, message, now)
             case Measured(links=links) if is_node:
                 self._learn(links)
 
@@ -185,7 +188,7 @@ class Node:
         self._store(due)
         if self._unsaved is None:
             for node, message in due.messages:
-                self._network.send(self._nodes.get(node, ""), OfElection(message=message))
+                self._network.send(self._nodes.get(node, ""), message)
             for event in due.events:
                 self._counts[f"election.{event.kind}"] += 1
                 name = self._name(event.node)
