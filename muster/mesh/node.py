@@ -115,7 +115,6 @@ class Node:
         self._ring: tuple[str, ...] = (network.node_id,)
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._counts: Counter[str] = Counter()
-        self._distant: frozenset[str] = frozenset()
         self._unsaved: Stored | None = None
         self._awake_at = since_boot()
         self._stored = self._read()
@@ -252,14 +251,12 @@ class Node:
         """Whether this node has a disk to remember by, and a clock that others agree with."""
         own = time.time() - since_boot()
         offsets = {node: clock - own for node, clock in self._clocks.items()}
-        distant = {node for node, offset in offsets.items() if abs(offset) > CLOCK_LIMIT_SECONDS}
-        for node in distant - self._distant:
-            hours = offsets[node] / 3600
-            self._network.warn(
-                f"the clock of {self._name(node)} is {hours:+.0f} hours from the one of this "
-                "machine: set both, by NTP"
-            )
-        self._distant = frozenset(distant)
+        for node, offset in offsets.items():
+            if abs(offset) > CLOCK_LIMIT_SECONDS:
+                self._network.warn(
+                    f"the clock of {self._name(node)} is {offset / 3600:+.0f} hours from the one "
+                    "of this machine: set both, by NTP"
+                )
         return self._unsaved is None and is_clock_credible(offsets.values())
 
     # Nodes and links
