@@ -47,12 +47,7 @@ class Gathering:
             living = [each for each in after if each in network.peers]
             make_token = partial(secrets.token_bytes, TOKEN_BYTES)
             self._forming = Forming(
-                network.own_id,
-                size,
-                make_token,
-                since_boot(),
-                awaited=living,
-                order=self._order,
+                network.own_id, size, make_token, since_boot(), awaited=living, order=self._order
             )
             network.say(group=group, size=size)
             for peer in network.peers.values():
@@ -151,12 +146,8 @@ class Gathering:
         """Meet a peer that waits for the same group, or lose one that does no more."""
         if self._forming is None:
             return
-        now, process_id, hello, own = (
-            since_boot(),
-            peer.process_id,
-            peer.hello,
-            self._network.hello,
-        )
+        now, process_id = since_boot(), peer.process_id
+        hello, own = peer.hello, self._network.hello
         sizes = {hello.size, own.size} - {None}
         if hello.group != own.group or len(sizes) > 1:
             if hello.group == own.group:
