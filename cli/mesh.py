@@ -41,7 +41,7 @@ _PROCESSES: Final[Mapping[str, Column]] = {
     "HOST": "host",
     "NODE": "node_id",
     "PROCESS": "process_id",
-    "ADDRESS": "address",
+    "ADDRESS": lambda row: ":".join(map(str, row["address"])),
     "GROUP": "group",
     "SIZE": "size",
 }
@@ -94,8 +94,7 @@ def _show_processes(own: Mesh, output: Output) -> None:
     found = sorted(own.network.hellos(), key=lambda one: (one[0].node_id, one[0].process_id))
     rows: list[dict[str, Any]] = []
     for member, hello in found:
-        row = msgspec.to_builtins(member) | {"group": hello.group, "size": hello.size}
-        rows.append(row | {"address": ":".join(map(str, member.address))})
+        rows.append(msgspec.to_builtins(member) | {"group": hello.group, "size": hello.size})
     show(output, rows, columns(rows, _PROCESSES), (row["process_id"] for row in rows))
     for warning in list(own.network.warnings):
         say(warning)

@@ -34,6 +34,7 @@ from muster.mesh.election import (
     Stored,
     is_clock_credible,
 )
+from muster.mesh.identity import Member
 from muster.mesh.messages import Hello, Measured, Message, Ring
 from muster.mesh.network import Network, Peer
 from muster.mesh.topology import Link, Machine, is_due, ring
@@ -53,13 +54,9 @@ RETRY_SECONDS: Final = 60.0
 EVENT_LIMIT: Final = 64
 
 
-class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
+class PeerStatus(Member, frozen=True, kw_only=True):
     """A process that is linked to a node."""
 
-    host: str
-    node_id: str
-    process_id: str
-    address: str
     is_node: bool
     group: str | None
     size: int | None
@@ -337,13 +334,10 @@ class Node:
         return node if peer is None else f"{peer.member.host} ({node})"
 
     def _peer_status(self, peer: Peer) -> PeerStatus:
-        member, health = peer.member, self._network.health.peers[peer.process_id]
+        health = self._network.health.peers[peer.process_id]
         latency = health.latency_seconds
         return PeerStatus(
-            host=member.host,
-            node_id=member.node_id,
-            process_id=member.process_id,
-            address=":".join(map(str, member.address)),
+            **msgspec.structs.asdict(peer.member),
             is_node=peer.hello.machine is not None,
             group=peer.hello.group,
             size=peer.hello.size,
