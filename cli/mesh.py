@@ -130,7 +130,7 @@ def _ask_node(own: Mesh, seconds: float) -> Status | None:
 
 def _lines(status: Status) -> Iterator[str]:
     """Yield what a node knows, for people."""
-    names = {peer.node_id: peer.host for peer in status.peers if peer.is_node}
+    names = {peer.node_id: peer.host for peer in status.peers if peer.machine}
     names[status.node_id] = status.host
 
     def name(node_id: str) -> str:

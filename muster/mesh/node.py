@@ -5,7 +5,6 @@ sends and measures. Its process has another id at each start, so nodes are known
 their machine.
 """
 
-import os
 import platform
 import time
 from collections import Counter, deque
@@ -20,7 +19,7 @@ from muster.checkpoints.local import LocalFileSystem, replace_file
 from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.host.clock import since_boot
 from muster.host.gpus import total_memory_mb
-from muster.host.limits import memory_limits, usable_processors
+from muster.host.limits import usable_memory_mb, usable_processors
 from muster.host.private import UnusableDirectory
 from muster.mesh import bandwidth
 from muster.mesh.election import (
@@ -57,7 +56,8 @@ EVENT_LIMIT: Final = 64
 class PeerStatus(Member, frozen=True, kw_only=True):
     """A process that is linked to a node."""
 
-    is_node: bool
+    machine: Machine | None
+    """None for a script."""
     group: str | None
     size: int | None
     condition: str
@@ -125,7 +125,12 @@ class Node:
             )
         network.readers[STATUS] = lambda asker, _: msgspec.json.encode(self.status(asker))
         network.attach(self)
-        machine = _machine()
+        machine = Machine(
+            cores=usable_processors(),
+            ram_mb=usable_memory_mb(),
+            gpu_memory_mb=total_memory_mb(),
+            chip=platform.machine(),
+        )
         network.do(lambda: network.say(machine=machine))
 
     def status(self, asker: str = "") -> Status:
@@ -338,7 +343,7 @@ class Node:
         latency = health.latency_seconds
         return PeerStatus(
             **msgspec.structs.asdict(peer.member),
-            is_node=peer.hello.machine is not None,
+            machine=peer.hello.machine,
             group=peer.hello.group,
             size=peer.hello.size,
             condition=health.condition,
@@ -354,13 +359,3 @@ _SENTENCES: Final[Mapping[EventKind, str]] = {
     "timeout": "no answer of a master, or to a campaign",
     "split_brain": "this node leads, and so does {node}: one of both will step down",
 }
-
-
-def _machine() -> Machine:
-    ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Machine(
-        cores=usable_processors(),
-        ram_mb=min([ram_bytes, *(limit for limit, _ in memory_limits())]) >> 20,
-        gpu_memory_mb=total_memory_mb(),
-        chip=platform.machine(),
-    )
