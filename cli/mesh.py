@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
@@ -18,10 +18,9 @@ import msgspec
 from cli.checks.doctor import Finding, Verdict, finding_lines
 from cli.config import origin_of, read_config_file
 from cli.errors import ExitCode
-from cli.node import read_node_port
+from cli.node import joining, read_node_port
 from cli.output import Column, Group, Output, columns, facts, output_option, say, show
 from cli.services.record import service_settings
-from muster.contracts.errors import MusterError
 from muster.contracts.settings.paths import DataDir
 from muster.host.private import make_private
 from muster.mesh.secret import KEY_VARIABLE, keep_secret, make_secret
@@ -79,7 +78,7 @@ def mesh(ctx: click.Context, *, seconds: float | None, watch: bool, output: Outp
     """
     if ctx.invoked_subcommand is not None:
         return
-    with _joining() as own:
+    with joining() as own:
         status = _ask_node(own, LISTEN_SECONDS if seconds is None else seconds)
         if status is None:
             _show_processes(own, output)
@@ -201,7 +200,7 @@ def doctor(*, names: tuple[str, ...], output: Output) -> None:
 
     A name is that of a host, a node or a process. Exit code 1 if there is a problem.
     """
-    with _joining() as own:
+    with joining() as own:
         time.sleep(LISTEN_SECONDS)
         from muster.mesh.doctor import examine  # noqa: PLC0415  needs zeroconf
 
@@ -225,14 +224,3 @@ def _keep(text: str) -> None:
         say(f"scripts do not read your config.toml: export MUSTER_DATA_DIR={files.root}")
     if os.environ.get(KEY_VARIABLE):
         say(f"{KEY_VARIABLE} is set, and used instead of it")
-
-
-@contextmanager
-def _joining() -> Iterator[Mesh]:
-    """Yield a process of the household."""
-    try:
-        from muster.mesh.group import Mesh  # noqa: PLC0415  needs zeroconf
-    except ModuleNotFoundError as error:
-        raise MusterError(str(error)) from error
-    with closing(Mesh("default")) as own:
-        yield own
