@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
@@ -18,10 +18,9 @@ import msgspec
 from cli.checks.doctor import Finding, Verdict, finding_lines
 from cli.config import origin_of, read_config_file
 from cli.errors import ExitCode
-from cli.node import read_node_port
+from cli.node import joining, read_node_port
 from cli.output import Column, Group, Output, columns, facts, output_option, say, show
 from cli.services.record import service_settings
-from muster.contracts.errors import MusterError
 from muster.contracts.settings.paths import DataDir
 from muster.host.private import make_private
 from muster.mesh.secret import KEY_VARIABLE, keep_secret, make_secret
@@ -41,7 +40,7 @@ _PROCESSES: Final[Mapping[str, Column]] = {
     "HOST": "host",
     "NODE": "node_id",
     "PROCESS": "process_id",
-    "ADDRESS": "address",
+    "ADDRESS": lambda row: ":".join(map(str, row["address"])),
     "GROUP": "group",
     "SIZE": "size",
 }
@@ -61,8 +60,7 @@ _PEERS: Final[Mapping[str, Column]] = {
 
 _LINKS: Final[Mapping[str, Column]] = {
     "BETWEEN": "between",
-    "SPEED": lambda row: f"{row['speed'] / 1e6:.1f} MB/s",
-    "ROUND TRIP": _latency,
+    "SPEED": lambda row: f"{row['bytes_per_second'] / 1e6:.1f} MB/s",
 }
 
 
@@ -80,7 +78,7 @@ def mesh(ctx: click.Context, *, seconds: float | None, watch: bool, output: Outp
     """
     if ctx.invoked_subcommand is not None:
         return
-    with _joining() as own:
+    with joining() as own:
         status = _ask_node(own, LISTEN_SECONDS if seconds is None else seconds)
         if status is None:
             _show_processes(own, output)
@@ -95,8 +93,7 @@ def _show_processes(own: Mesh, output: Output) -> None:
     found = sorted(own.network.hellos(), key=lambda one: (one[0].node_id, one[0].process_id))
     rows: list[dict[str, Any]] = []
     for member, hello in found:
-        row = msgspec.to_builtins(member) | {"group": hello.group, "size": hello.size}
-        rows.append(row | {"address": ":".join(map(str, member.address))})
+        rows.append(msgspec.to_builtins(member) | {"group": hello.group, "size": hello.size})
     show(output, rows, columns(rows, _PROCESSES), (row["process_id"] for row in rows))
     for warning in list(own.network.warnings):
         say(warning)
@@ -132,7 +129,7 @@ def _ask_node(own: Mesh, seconds: float) -> Status | None:
 
 def _lines(status: Status) -> Iterator[str]:
     """Yield what a node knows, for people."""
-    names = {peer.node_id: peer.host for peer in status.peers if peer.is_node}
+    names = {peer.node_id: peer.host for peer in status.peers if peer.machine}
     names[status.node_id] = status.host
 
     def name(node_id: str) -> str:
@@ -148,26 +145,19 @@ def _lines(status: Status) -> Iterator[str]:
             ("ring", " → ".join(names.get(each, each) for each in around)),
         ]
     )
-    rows = [msgspec.to_builtins(peer) for peer in status.peers]
-    for table in (columns(rows, _PEERS), columns(_link_rows(status, names), _LINKS)):
+    peers = [msgspec.to_builtins(peer) for peer in status.peers]
+    links = [
+        msgspec.to_builtins(link)
+        | {"between": " - ".join(names.get(each, each) for each in link.nodes)}
+        for link in sorted(status.links, key=lambda one: one.nodes)
+    ]
+    for table in (columns(peers, _PEERS), columns(links, _LINKS)):
         yield ""
         yield from table
     yield ""
     for event in status.events[-EVENT_LINES:]:
         yield f"{datetime.fromtimestamp(event.at, UTC):%H:%M:%S} UTC  {event.text}"
     yield from status.warnings
-
-
-def _link_rows(status: Status, names: Mapping[str, str]) -> list[dict[str, Any]]:
-    latencies = {peer.node_id: peer.latency_ms for peer in status.peers if peer.is_node}
-    rows = []
-    for link in status.links:
-        one, other = link.nodes
-        far = other if one == status.node_id else one
-        latency = latencies.get(far) if status.node_id in link.nodes else None
-        between = f"{names.get(one, one)} - {names.get(other, other)}"
-        rows.append({"between": between, "speed": link.bytes_per_second, "latency_ms": latency})
-    return rows
 
 
 def _watch(own: Mesh, status: Status | None) -> None:
@@ -210,7 +200,7 @@ def doctor(*, names: tuple[str, ...], output: Output) -> None:
 
     A name is that of a host, a node or a process. Exit code 1 if there is a problem.
     """
-    with _joining() as own:
+    with joining() as own:
         time.sleep(LISTEN_SECONDS)
         from muster.mesh.doctor import examine  # noqa: PLC0415  needs zeroconf
 
@@ -234,14 +224,3 @@ def _keep(text: str) -> None:
         say(f"scripts do not read your config.toml: export MUSTER_DATA_DIR={files.root}")
     if os.environ.get(KEY_VARIABLE):
         say(f"{KEY_VARIABLE} is set, and used instead of it")
-
-
-@contextmanager
-def _joining() -> Iterator[Mesh]:
-    """Yield a process of the household."""
-    try:
-        from muster.mesh.group import Mesh  # noqa: PLC0415  needs zeroconf
-    except ModuleNotFoundError as error:
-        raise MusterError(str(error)) from error
-    with closing(Mesh("default")) as own:
-        yield own

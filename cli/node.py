@@ -1,9 +1,12 @@
 """``muster node``: this machine as a member of its household."""
 
+from __future__ import annotations
+
 import fcntl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from threading import Event
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -17,6 +20,9 @@ from muster.contracts.settings.paths import DataDir
 from muster.host.files import replace_private
 from muster.host.private import UnusableDirectory
 from muster.host.processes import is_running, this_process
+
+if TYPE_CHECKING:
+    from muster.mesh.group import Mesh
 
 
 class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,14 +39,11 @@ def node() -> None:
     The nodes find each other and elect a master. `muster mesh` shows what they know. See
     docs/home.md.
     """
-    try:
-        from muster.mesh.group import Mesh  # noqa: PLC0415  needs zeroconf
-        from muster.mesh.node import Node  # noqa: PLC0415  as above
-    except ModuleNotFoundError as error:
-        raise MusterError(str(error)) from error
     files = DataDir(service_settings().data_dir)
     interrupt_at_signals()
-    with suppress(KeyboardInterrupt), _node_lock(files), closing(Mesh("default")) as mesh:
+    with suppress(KeyboardInterrupt), _node_lock(files), joining() as mesh:
+        from muster.mesh.node import Node  # noqa: PLC0415  as `Mesh`
+
         Node(mesh.network, files.election, say)
         record = NodeRecord(process=this_process(), port=mesh.network.port)
         try:
@@ -49,6 +52,17 @@ def node() -> None:
             raise UnusableDirectory.because_of(files.root, error) from error
         say(f"{mesh.network.hello.host} is node {mesh.network.node_id}; Ctrl-C ends it")
         Event().wait()
+
+
+@contextmanager
+def joining() -> Iterator[Mesh]:
+    """Yield a process of the household."""
+    try:
+        from muster.mesh.group import Mesh  # noqa: PLC0415  needs zeroconf
+    except ModuleNotFoundError as error:
+        raise MusterError(str(error)) from error
+    with closing(Mesh("default")) as own:
+        yield own
 
 
 def read_node_port(files: DataDir) -> int | None:

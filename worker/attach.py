@@ -45,7 +45,7 @@ from muster.host.addresses import publish_address
 from muster.host.containment import kill_job, tagged_processes
 from muster.host.files import closing, existing, file_identity, shares_directory
 from muster.host.gpus import describe_gpus
-from muster.host.limits import ShellLimits, memory_limits, usable_processors
+from muster.host.limits import ShellLimits, usable_memory_mb, usable_processors
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
 from muster.runtime.agent_process import agent_tag, launch_agent
 
@@ -116,7 +116,6 @@ def _facts(environment: Mapping[str, str], data_dir: str) -> HostFacts:
     from muster.runtime.fingerprint import numpy_build  # noqa: PLC0415
 
     numpy_version, blas_kernel, simd = numpy_build()
-    ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return HostFacts(
         version=VERSION,
         python=platform.python_version(),
@@ -125,7 +124,7 @@ def _facts(environment: Mapping[str, str], data_dir: str) -> HostFacts:
         numpy=numpy_version,
         simd=simd,
         cpu_cores=usable_processors(),
-        ram_mb=min([ram_bytes, *(limit for limit, _ in memory_limits())]) >> 20,
+        ram_mb=usable_memory_mb(),
         gpus=tuple(describe_gpus()),
         disk_free_mb=_free_mb(Path(data_dir)) if data_dir else None,
     )

@@ -73,6 +73,12 @@ def usable_processors(membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS) ->
     return max(count, 1)
 
 
+def usable_memory_mb() -> int:
+    """Return how many MiB the processes of our cgroup may have together on this machine."""
+    ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([ram_bytes, *(limit for limit, _ in memory_limits())]) >> 20
+
+
 def memory_limits(
     membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS
 ) -> Iterator[tuple[int, int]]:

@@ -20,7 +20,7 @@ TOKEN_BYTES: Final = 32
 
 
 class Gathering:
-    """Public methods above `meet` are for other threads."""
+    """Public methods above `receive` are for other threads."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -47,12 +47,7 @@ class Gathering:
             living = [each for each in after if each in network.peers]
             make_token = partial(secrets.token_bytes, TOKEN_BYTES)
             self._forming = Forming(
-                network.own_id,
-                size,
-                make_token,
-                since_boot(),
-                awaited=living,
-                order=self._order,
+                network.own_id, size, make_token, since_boot(), awaited=living, order=self._order
             )
             network.say(group=group, size=size)
             for peer in network.peers.values():
@@ -105,14 +100,12 @@ class Gathering:
 
     # The part
 
-    def meet(self, peer: Peer) -> None:
-        if peer.process_id in self._unlinked:
-            self._unlinked.remove(peer.process_id)
-            self._left[peer.process_id] = peer.hello.turn
-
     def receive(self, peer: Peer, message: Message) -> None:
         match message:
             case Hello():
+                if peer.process_id in self._unlinked:
+                    self._unlinked.remove(peer.process_id)
+                    self._left[peer.process_id] = peer.hello.turn
                 self._compare(peer)
             case OfGroup(group=group, message=said) if self._forming:
                 # Not the last words of an earlier group.
@@ -153,12 +146,8 @@ class Gathering:
         """Meet a peer that waits for the same group, or lose one that does no more."""
         if self._forming is None:
             return
-        now, process_id, hello, own = (
-            since_boot(),
-            peer.process_id,
-            peer.hello,
-            self._network.hello,
-        )
+        now, process_id = since_boot(), peer.process_id
+        hello, own = peer.hello, self._network.hello
         sizes = {hello.size, own.size} - {None}
         if hello.group != own.group or len(sizes) > 1:
             if hello.group == own.group:

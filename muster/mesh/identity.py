@@ -45,8 +45,7 @@ class Claim(msgspec.Struct, frozen=True, array_like=True):
         return f"p-{sha256(self.key).hexdigest()[:16]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(msgspec.Struct, frozen=True):
     """One process of a group, as this one reaches it."""
 
     process_id: str

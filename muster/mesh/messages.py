@@ -69,15 +69,10 @@ class OfGroup(msgspec.Struct, frozen=True, kw_only=True, tag="of_group"):
     message: FormingMessage
 
 
-class OfElection(msgspec.Struct, frozen=True, kw_only=True, tag="of_election"):
-    message: ElectionMessage
-
-
 class Measured(msgspec.Struct, frozen=True, kw_only=True, tag="measured"):
     """Links between nodes."""
 
-    links: dict[tuple[str, str], Link]
-    """By pair, lower id first."""
+    links: tuple[Link, ...]
 
 
 class Bulk(msgspec.Struct, frozen=True, kw_only=True, tag="bulk"):
@@ -103,19 +98,9 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, tag="note"):
     payload: bytes
 
 
-Message: TypeAlias = (
-    Hello
-    | Probe
-    | ProbeFor
-    | Reached
-    | Leave
-    | OfGroup
-    | OfElection
-    | Measured
-    | Bulk
-    | Ring
-    | Note
-)
+HealthMessage: TypeAlias = Probe | ProbeFor | Reached
+NodeMessage: TypeAlias = ElectionMessage | Measured | Ring
+Message: TypeAlias = Hello | HealthMessage | Leave | OfGroup | NodeMessage | Bulk | Note
 
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 encode: Final = msgspec.msgpack.Encoder().encode

@@ -87,11 +87,8 @@ class Peer:
 class Part(Protocol):
     """What decides by the messages of peers and by times. A network calls it in its own thread."""
 
-    def meet(self, peer: Peer) -> None:
-        """Take a peer that has not been linked before; its hello comes next."""
-
     def receive(self, peer: Peer, message: Message) -> None:
-        """Take a message, whatever it is about."""
+        """Take a message, whatever it is about. The first of each link is a hello."""
 
     def renew(self, peer: Peer) -> None:
         """Say again what may have been lost with one of two links."""
@@ -195,7 +192,6 @@ class Network:
         def begin() -> None:
             self._parts.append(part)
             for peer in self.peers.values():
-                part.meet(peer)
                 part.receive(peer, peer.hello)
 
         self.do(begin)
@@ -353,8 +349,6 @@ class Network:
             peer = self.peers[claim.process_id] = Peer(claim=claim, hello=hello)
             self.health.add(claim.process_id, since_boot())
             self.gone.discard(claim.process_id)
-            for part in self._parts:
-                part.meet(peer)
         elif not peer.links:
             self._counts["network.reconnects"] += 1
         peer.links.append(link)

@@ -5,11 +5,10 @@ sends and measures. Its process has another id at each start, so nodes are known
 their machine.
 """
 
-import os
 import platform
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from random import SystemRandom
 from typing import Final
@@ -20,18 +19,22 @@ from muster.checkpoints.local import LocalFileSystem, replace_file
 from muster.contracts.errors import AuthenticationFailed, WireError
 from muster.host.clock import since_boot
 from muster.host.gpus import total_memory_mb
-from muster.host.limits import memory_limits, usable_processors
+from muster.host.limits import usable_memory_mb, usable_processors
 from muster.host.private import UnusableDirectory
 from muster.mesh import bandwidth
 from muster.mesh.election import (
     CLOCK_LIMIT_SECONDS,
+    Ask,
     Due,
     Election,
     EventKind,
+    Outdated,
+    Report,
     Stored,
     is_clock_credible,
 )
-from muster.mesh.messages import Hello, Measured, Message, OfElection, Ring
+from muster.mesh.identity import Member
+from muster.mesh.messages import Hello, Measured, Message, Ring
 from muster.mesh.network import Network, Peer
 from muster.mesh.topology import Link, Machine, is_due, ring
 
@@ -50,27 +53,17 @@ RETRY_SECONDS: Final = 60.0
 EVENT_LIMIT: Final = 64
 
 
-class PeerStatus(msgspec.Struct, frozen=True, kw_only=True):
+class PeerStatus(Member, frozen=True, kw_only=True):
     """A process that is linked to a node."""
 
-    host: str
-    node_id: str
-    process_id: str
-    address: str
-    is_node: bool
+    machine: Machine | None
+    """None for a script."""
     group: str | None
     size: int | None
     condition: str
     latency_ms: float | None
     """The moving average of round trips."""
     uptime_ratio: float
-
-
-class LinkStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured between two nodes."""
-
-    nodes: tuple[str, str]
-    bytes_per_second: float
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +84,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     may_lead: bool
     ring: tuple[str, ...]
     peers: tuple[PeerStatus, ...]
-    links: tuple[LinkStatus, ...]
+    links: tuple[Link, ...]
     events: tuple[Event, ...]
     counters: Mapping[str, float]
     warnings: tuple[str, ...]
@@ -119,7 +112,6 @@ class Node:
         self._ring: tuple[str, ...] = (network.node_id,)
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._counts: Counter[str] = Counter()
-        self._distant: frozenset[str] = frozenset()
         self._unsaved: Stored | None = None
         self._awake_at = since_boot()
         self._stored = self._read()
@@ -133,7 +125,12 @@ class Node:
             )
         network.readers[STATUS] = lambda asker, _: msgspec.json.encode(self.status(asker))
         network.attach(self)
-        machine = _machine()
+        machine = Machine(
+            cores=usable_processors(),
+            ram_mb=usable_memory_mb(),
+            gpu_memory_mb=total_memory_mb(),
+            chip=platform.machine(),
+        )
         network.do(lambda: network.say(machine=machine))
 
     def status(self, asker: str = "") -> Status:
@@ -149,19 +146,13 @@ class Node:
             may_lead=self._may_lead(),
             ring=self._ring,
             peers=tuple(map(self._peer_status, peers)),
-            links=tuple(
-                LinkStatus(nodes=pair, bytes_per_second=link.bytes_per_second)
-                for pair, link in sorted(self._links.items())
-            ),
+            links=tuple(self._links.values()),
             events=tuple(self._events),
             counters=network.counters() | self._counts,
             warnings=tuple(network.warnings),
         )
 
     # The part
-
-    def meet(self, peer: Peer) -> None:
-        """See `receive`: the hello says whether it is a node."""
 
     def receive(self, peer: Peer, message: Message) -> None:
         now = self._wake()
@@ -171,8 +162,8 @@ class Node:
                 self._greet_script(peer)
             case Hello():
                 self._greet_node(peer, now)
-            case OfElection(message=said) if is_node:
-                self._election.receive(peer.node_id, said, now)
+            case Ask() | Report() | Outdated() if is_node:
+                self._election.receive(peer.node_id, message, now)
             case Measured(links=links) if is_node:
                 self._learn(links)
 
@@ -198,7 +189,7 @@ class Node:
         self._store(due)
         if self._unsaved is None:
             for node, message in due.messages:
-                self._network.send(self._nodes.get(node, ""), OfElection(message=message))
+                self._network.send(self._nodes.get(node, ""), message)
             for event in due.events:
                 self._counts[f"election.{event.kind}"] += 1
                 name = self._name(event.node)
@@ -262,14 +253,12 @@ class Node:
         """Whether this node has a disk to remember by, and a clock that others agree with."""
         own = time.time() - since_boot()
         offsets = {node: clock - own for node, clock in self._clocks.items()}
-        distant = {node for node, offset in offsets.items() if abs(offset) > CLOCK_LIMIT_SECONDS}
-        for node in distant - self._distant:
-            hours = offsets[node] / 3600
-            self._network.warn(
-                f"the clock of {self._name(node)} is {hours:+.0f} hours from the one of this "
-                "machine: set both, by NTP"
-            )
-        self._distant = frozenset(distant)
+        for node, offset in offsets.items():
+            if abs(offset) > CLOCK_LIMIT_SECONDS:
+                self._network.warn(
+                    f"the clock of {self._name(node)} is {offset / 3600:+.0f} hours from the one "
+                    "of this machine: set both, by NTP"
+                )
         return self._unsaved is None and is_clock_credible(offsets.values())
 
     # Nodes and links
@@ -284,7 +273,7 @@ class Node:
             return
         self._nodes[node] = peer.process_id
         self._measure_at[node] = now + SETTLE_SECONDS
-        network.send(peer.process_id, Measured(links=self._links))
+        network.send(peer.process_id, Measured(links=tuple(self._links.values())))
         self._election.meet(node, now)
         self._order()
 
@@ -301,11 +290,11 @@ class Node:
                 if peer.hello.machine is None:
                     self._greet_script(peer)
 
-    def _learn(self, links: Mapping[tuple[str, str], Link]) -> None:
-        for pair, link in links.items():
-            known = self._links.get(pair)
+    def _learn(self, links: Iterable[Link]) -> None:
+        for link in links:
+            known = self._links.get(link.nodes)
             if known is None or link.measured_at > known.measured_at:
-                self._links[pair] = link
+                self._links[link.nodes] = link
         self._order()
 
     def _begin_to_measure(self, now: float) -> None:
@@ -331,8 +320,8 @@ class Node:
             return  # the link is going, or slow: it is tried again
         finally:
             self._is_measuring = False
-        link = Link(bytes_per_second=speed, measured_at=time.time(), addresses=ends)
-        links = {(self._network.node_id, node): link}
+        pair, now = (self._network.node_id, node), time.time()
+        links = (Link(nodes=pair, bytes_per_second=speed, measured_at=now, addresses=ends),)
         self._learn(links)
         for process_id in self._nodes.values():
             self._network.send(process_id, Measured(links=links))
@@ -350,14 +339,11 @@ class Node:
         return node if peer is None else f"{peer.member.host} ({node})"
 
     def _peer_status(self, peer: Peer) -> PeerStatus:
-        member, health = peer.member, self._network.health.peers[peer.process_id]
+        health = self._network.health.peers[peer.process_id]
         latency = health.latency_seconds
         return PeerStatus(
-            host=member.host,
-            node_id=member.node_id,
-            process_id=member.process_id,
-            address=":".join(map(str, member.address)),
-            is_node=peer.hello.machine is not None,
+            **msgspec.structs.asdict(peer.member),
+            machine=peer.hello.machine,
             group=peer.hello.group,
             size=peer.hello.size,
             condition=health.condition,
@@ -373,13 +359,3 @@ _SENTENCES: Final[Mapping[EventKind, str]] = {
     "timeout": "no answer of a master, or to a campaign",
     "split_brain": "this node leads, and so does {node}: one of both will step down",
 }
-
-
-def _machine() -> Machine:
-    ram_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return Machine(
-        cores=usable_processors(),
-        ram_mb=min([ram_bytes, *(limit for limit, _ in memory_limits())]) >> 20,
-        gpu_memory_mb=total_memory_mb(),
-        chip=platform.machine(),
-    )

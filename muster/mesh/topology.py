@@ -44,6 +44,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 class Link(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured between two nodes."""
 
+    nodes: tuple[str, str]
+    """Lower id first."""
     bytes_per_second: float
     measured_at: float
     """Seconds since 1970, by the clock of the node with the lower id."""

@@ -132,8 +132,8 @@ def test_ranks_follow_the_ring_of_the_nodes(home: Home, tmp_path: Path) -> None:
     ids = [machine.network.node_id for machine in machines]
     order = (ids[0], ids[2], ids[1], ids[3])
     fast = zip(order, order[1:] + order[:1], strict=True)
-    links = {(min(pair), max(pair)): _link(1e9) for pair in fast}
-    links |= {pair: _link(1e6) for pair in [(ids[0], ids[1]), (ids[2], ids[3])]}
+    links = [_link(*sorted(pair), 1e9) for pair in fast]
+    links += [_link(*pair, 1e6) for pair in [(ids[0], ids[1]), (ids[2], ids[3])]]
     for machine in machines[:2]:  # neither hears itself
         teach(machine.network, links)
     await_value(lambda: {one.status().ring for one in machines} == {order}, lambda: f"not {order}")
@@ -150,15 +150,20 @@ def test_ranks_follow_the_ring_of_the_nodes(home: Home, tmp_path: Path) -> None:
     assert tuple(each.node_id for each in gathering(scripts[0]).members_of(closed)) == order
 
 
-def teach(network: Network, links: dict[tuple[str, str], Link]) -> None:
+def teach(network: Network, links: list[Link]) -> None:
     """Have a node say what it has measured."""
 
     def say() -> None:
         for process_id in network.peers:
-            network.send(process_id, Measured(links=links))
+            network.send(process_id, Measured(links=tuple(links)))
 
     network.do(say)
 
 
-def _link(bytes_per_second: float) -> Link:
-    return Link(bytes_per_second=bytes_per_second, measured_at=1e12, addresses=frozenset())
+def _link(one: str, other: str, bytes_per_second: float) -> Link:
+    return Link(
+        nodes=(one, other),
+        bytes_per_second=bytes_per_second,
+        measured_at=1e12,
+        addresses=frozenset(),
+    )

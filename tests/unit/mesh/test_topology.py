@@ -74,7 +74,7 @@ def test_fewer_than_two_nodes_are_their_own_ring(count: int) -> None:
     assert ring(ids, {}) == tuple(ids)
 
 
-OLD = Link(bytes_per_second=1e8, measured_at=0.0, addresses=frozenset({"a"}))
+OLD = Link(nodes=("a", "b"), bytes_per_second=1e8, measured_at=0.0, addresses=frozenset({"a"}))
 
 
 @pytest.mark.parametrize(
