@@ -177,18 +177,25 @@ class Node:
                 self._learn(links)
 
     def renew(self, peer: Peer) -> None:
-        if self._nodes.pop(peer.node_id, None) is not None:
-            self._greet_node(peer, self._wake())
+        if self._nodes.get(peer.node_id) == peer.process_id:
+            self._welcome(peer, self._wake())
         else:
             self._greet_script(peer)
 
     def lose(self, peer: Peer) -> None:
         if not peer.has_left:
             self._note(f"{peer.member} is gone")
-        if self._nodes.get(peer.node_id) == peer.process_id:
-            del self._nodes[peer.node_id], self._clocks[peer.node_id]
-            self._election.lose(peer.node_id, self._wake())
-            self._order()
+        node, now = peer.node_id, self._wake()
+        if self._nodes.get(node) != peer.process_id:
+            return
+        # The last hello of a process that is gone may have come after that of its successor.
+        for other in self._network.peers.values():
+            if other.node_id == node and other.hello.machine is not None:
+                self._welcome(other, now)
+                return
+        del self._nodes[node], self._clocks[node]
+        self._election.lose(node, now)
+        self._order()
 
     def check(self) -> None:
         now = self._wake()
@@ -280,8 +287,11 @@ class Node:
             network.warn(f"{peer.member} has the key of this node: remove node.key there")
             return
         self._clocks[node] = peer.hello.clock - now
-        if self._nodes.get(node) == peer.process_id:
-            return
+        if self._nodes.get(node) != peer.process_id:
+            self._welcome(peer, now)
+
+    def _welcome(self, peer: Peer, now: float) -> None:
+        node, network = peer.node_id, self._network
         self._nodes[node] = peer.process_id
         self._measure_at[node] = now + SETTLE_SECONDS
         network.send(peer.process_id, Measured(links=self._links))

@@ -123,6 +123,50 @@ def test_a_copied_key_is_named_and_not_counted(home: Home, tmp_path: Path) -> No
     assert first.status().ring == (first.network.node_id,)
 
 
+def test_a_node_stays_known_when_a_script_beside_it_ends(home: Home, tmp_path: Path) -> None:
+    here, there = Machine(home, tmp_path), Machine(home, tmp_path)
+    link(here, there)
+    await_master(here, there)
+    script = home.add(key=there.key)
+    peers = here.network.peers
+    find(script, here.network)
+    find(here.network, script)  # each calls the other: two links, of which one ends first
+    is_twice = lambda: script.own_id in peers and len(peers[script.own_id].links) > 1  # noqa: E731
+    await_value(is_twice, lambda: f"{peers}")
+    script.close()
+    await_value(lambda: script.own_id not in peers, lambda: f"{peers}")
+    assert len(here.status().ring) > 1
+
+
+def test_the_second_process_of_a_node_counts_when_the_first_ends(
+    home: Home, tmp_path: Path
+) -> None:
+    here, there = Machine(home, tmp_path), Machine(home, tmp_path)
+    again = Machine(home, tmp_path, there)
+    for other in (again, there):  # the hello of the first comes last
+        find(here.network, other.network)
+        await_link(here.network, other.network)
+    there.network.close()
+    is_gone = lambda: there.network.own_id not in here.network.peers  # noqa: E731
+    await_value(is_gone, lambda: f"{here.network.peers}")
+    assert len(here.status().ring) > 1
+    assert await_master(here, again)
+
+
+def test_a_new_link_tells_nothing_about_the_clock(home: Home, tmp_path: Path) -> None:
+    here, there = Machine(home, tmp_path), Machine(home, tmp_path)
+    link(here, there)
+    await_master(here, there)
+
+    def renew() -> None:
+        peer = here.network.peers[there.network.own_id]
+        peer.hello = msgspec.structs.replace(peer.hello, clock=peer.hello.clock - 7200)
+        here.node.renew(peer)
+
+    here.network.do(renew)
+    assert here.status().warnings == ()
+
+
 def test_ranks_follow_the_ring_of_the_nodes(home: Home, tmp_path: Path) -> None:
     machines = sorted(
         (Machine(home, tmp_path) for _ in range(4)), key=lambda one: one.network.node_id
