@@ -47,6 +47,9 @@ SETTLE_SECONDS: Final = 5.0
 RETRY_SECONDS: Final = 60.0
 """After a measurement that failed."""
 
+CLOCK_STEP_SECONDS: Final = 60.0
+"""By which the clock of this machine is set before others hear it anew."""
+
 EVENT_LIMIT: Final = 64
 
 
@@ -100,7 +103,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 class Node:
     """All that it does, it does in the thread of its network."""
 
-    def __init__(self, network: Network, file: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        file: Path,
+        tell: Callable[[str], None],
+        time_of_day: Callable[[], float] = time.time,
+    ) -> None:
         """`file` keeps session and epoch, and `tell` gets a line for people at each event.
 
         Raises `UnusableDirectory` if the file cannot be written.
@@ -108,6 +117,7 @@ class Node:
         self._network = network
         self._file = file
         self._tell = tell
+        self._time_of_day = time_of_day
         self._chance = SystemRandom()
         self._nodes: dict[str, str] = {}
         """The process of each linked node, by the id of the node."""
@@ -122,6 +132,8 @@ class Node:
         self._distant: frozenset[str] = frozenset()
         self._unsaved: Stored | None = None
         self._awake_at = since_boot()
+        self._clock = time_of_day() - self._awake_at
+        """What others know of the clock of this machine."""
         self._stored = self._read()
         self._election = self._new_session()
         due = self._election.take()
@@ -199,6 +211,7 @@ class Node:
 
     def check(self) -> None:
         now = self._wake()
+        self._say_clock(now)
         self._election.permit(now, may_lead=self._may_lead())
         self._election.check(now)
         due = self._election.take()
@@ -236,7 +249,14 @@ class Node:
     def _new_session(self) -> Election:
         own = self._network.node_id
         now = since_boot()
-        return Election(own, self._stored, time.time(), now, self._chance)
+        return Election(own, self._stored, self._time_of_day(), now, self._chance)
+
+    def _say_clock(self, now: float) -> None:
+        """Greet all anew after the clock was set, as by NTP some time after a boot."""
+        clock = self._time_of_day() - now
+        if abs(clock - self._clock) > CLOCK_STEP_SECONDS:
+            self._clock = clock
+            self._network.say()
 
     def _read(self) -> Stored:
         try:
@@ -267,7 +287,7 @@ class Node:
 
     def _may_lead(self) -> bool:
         """Whether this node has a disk to remember by, and a clock that others agree with."""
-        own = time.time() - since_boot()
+        own = self._time_of_day() - since_boot()
         offsets = {node: clock - own for node, clock in self._clocks.items()}
         distant = {node for node, offset in offsets.items() if abs(offset) > CLOCK_LIMIT_SECONDS}
         for node in distant - self._distant:

@@ -1,6 +1,7 @@
 """Nodes of a household over real sockets: who leads, what is stored, and which way round."""
 
 import secrets
+import time
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 
 from muster.contracts.errors import MusterError
 from muster.mesh.election import Stored
-from muster.mesh.messages import Measured
+from muster.mesh.messages import Hello, Measured
 from muster.mesh.network import Network
 from muster.mesh.node import Node, Status
 from muster.mesh.topology import Link
@@ -160,11 +161,23 @@ def test_a_new_link_tells_nothing_about_the_clock(home: Home, tmp_path: Path) ->
 
     def renew() -> None:
         peer = here.network.peers[there.network.own_id]
-        peer.hello = msgspec.structs.replace(peer.hello, clock=peer.hello.clock - 7200)
+        peer.hello = _hours_ago(peer.hello)
         here.node.renew(peer)
 
     here.network.do(renew)
     assert here.status().warnings == ()
+
+
+def test_a_clock_that_was_set_is_said_anew(home: Home, tmp_path: Path) -> None:
+    here, there = Machine(home, tmp_path), home.add()
+    late_seconds = [7200.0]
+    Node(there, tmp_path / "late.json", print, lambda: time.time() - late_seconds[0])
+    find(here.network, there)
+    await_link(here.network, there)
+    peer = here.network.peers[there.own_id]
+    here.network.do(lambda: setattr(peer, "hello", _hours_ago(peer.hello)))
+    late_seconds[0] = 0.0
+    await_value(lambda: abs(peer.hello.clock - time.time()) < 60, lambda: f"{peer}")
 
 
 def test_ranks_follow_the_ring_of_the_nodes(home: Home, tmp_path: Path) -> None:
@@ -202,6 +215,10 @@ def teach(network: Network, links: dict[tuple[str, str], Link]) -> None:
             network.send(process_id, Measured(links=links))
 
     network.do(say)
+
+
+def _hours_ago(hello: Hello) -> Hello:
+    return msgspec.structs.replace(hello, clock=hello.clock - 7200)
 
 
 def _link(bytes_per_second: float) -> Link:
