@@ -50,6 +50,9 @@ RETRY_SECONDS: Final = 60.0
 CLOCK_STEP_SECONDS: Final = 60.0
 """By which the clock of this machine is set before others hear it anew."""
 
+ORDER_SECONDS: Final = 1.0
+"""From one ring to the next: many links are measured at once, and a ring takes a tenth of this."""
+
 EVENT_LIMIT: Final = 64
 
 
@@ -127,6 +130,8 @@ class Node:
         self._links: dict[tuple[str, str], Link] = {}
         self._is_measuring = False
         self._ring: tuple[str, ...] = (network.node_id,)
+        self._is_ring_old = False
+        self._ordered_at = float("-inf")
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._counts: Counter[str] = Counter()
         self._distant: frozenset[str] = frozenset()
@@ -207,7 +212,7 @@ class Node:
                 return
         del self._nodes[node], self._clocks[node]
         self._election.lose(node, now)
-        self._order()
+        self._is_ring_old = True
 
     def check(self) -> None:
         now = self._wake()
@@ -228,6 +233,7 @@ class Node:
             self._counts[f"peers.{change.condition}"] += 1
             if (peer := self._network.peers.get(change.peer)) is not None:
                 self._note(f"{peer.member} is {change.condition}")
+        self._order(now)
         self._begin_to_measure(now)
 
     def wake_at(self) -> float:
@@ -316,14 +322,17 @@ class Node:
         self._measure_at[node] = now + SETTLE_SECONDS
         network.send(peer.process_id, Measured(links=self._links))
         self._election.meet(node, now)
-        self._order()
+        self._is_ring_old = True
 
     def _greet_script(self, peer: Peer) -> None:
         if peer.node_id == self._network.node_id:
             self._network.send(peer.process_id, Ring(nodes=self._ring))
 
-    def _order(self) -> None:
-        """Form the ring anew, and tell the scripts of this machine."""
+    def _order(self, now: float) -> None:
+        """Form the ring anew if that is due, and tell the scripts of this machine."""
+        if not self._is_ring_old or now < self._ordered_at + ORDER_SECONDS:
+            return
+        self._is_ring_old, self._ordered_at = False, now
         speeds = {pair: link.bytes_per_second for pair, link in self._links.items()}
         before, self._ring = self._ring, ring([*self._nodes, self._network.node_id], speeds)
         if self._ring != before:
@@ -336,7 +345,7 @@ class Node:
             known = self._links.get(pair)
             if known is None or link.measured_at > known.measured_at:
                 self._links[pair] = link
-        self._order()
+                self._is_ring_old = True
 
     def _begin_to_measure(self, now: float) -> None:
         """Measure one link at a time, while no script of both machines is in a group."""
