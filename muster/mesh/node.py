@@ -284,7 +284,7 @@ class Node:
             content = msgspec.json.encode(self._unsaved)
             replace_file(LocalFileSystem(), str(self._file), content)
         except OSError as error:
-            self._network.warn(
+            self._warn(
                 f"{self._file} cannot be written ({error.strerror}): this node does not lead, and "
                 "says nothing, until there is room"
             )
@@ -298,7 +298,7 @@ class Node:
         distant = {node for node, offset in offsets.items() if abs(offset) > CLOCK_LIMIT_SECONDS}
         for node in distant - self._distant:
             hours = offsets[node] / 3600
-            self._network.warn(
+            self._warn(
                 f"the clock of {self._name(node)} is {hours:+.0f} hours from the one of this "
                 "machine: set both, by NTP"
             )
@@ -310,7 +310,7 @@ class Node:
     def _greet_node(self, peer: Peer, now: float) -> None:
         node, network = peer.node_id, self._network
         if node == network.node_id:
-            network.warn(f"{peer.member} has the key of this node: remove node.key there")
+            self._warn(f"{peer.member} has the key of this node: remove node.key there")
             return
         self._clocks[node] = peer.hello.clock - now
         if self._nodes.get(node) != peer.process_id:
@@ -381,6 +381,12 @@ class Node:
     def _note(self, text: str) -> None:
         self._events.append(Event(at=time.time(), text=text))
         self._tell(text)
+
+    def _warn(self, text: str) -> None:
+        """Tell it once; `muster mesh` shows it as long as this process runs."""
+        if text not in self._network.warnings:
+            self._tell(text)
+        self._network.warn(text)
 
     def _name(self, node: str) -> str:
         if node == self._network.node_id:

@@ -119,8 +119,9 @@ def test_a_copied_key_is_named_and_not_counted(home: Home, tmp_path: Path) -> No
     first = Machine(home, tmp_path)
     copy = Machine(home, tmp_path, first)
     find(first.network, copy.network)
-    await_value(lambda: list(first.network.warnings), lambda: "no warning")
-    assert "has the key of this node" in next(iter(first.network.warnings))
+    await_value(lambda: first.status().warnings, lambda: "no warning")
+    assert first.told.count(first.status().warnings[0]) == 1
+    assert "has the key of this node" in first.told[-1]
     assert first.status().ring == (first.network.node_id,)
 
 
