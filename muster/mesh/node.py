@@ -8,7 +8,7 @@ their machine.
 import platform
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from random import SystemRandom
 from typing import Final
@@ -49,6 +49,12 @@ SETTLE_SECONDS: Final = 5.0
 
 RETRY_SECONDS: Final = 60.0
 """After a measurement that failed."""
+
+CLOCK_STEP_SECONDS: Final = 60.0
+"""By which the clock of this machine is set before others hear it anew."""
+
+ORDER_SECONDS: Final = 1.0
+"""From one ring to the next: many links are measured at once, and a ring takes a tenth of this."""
 
 EVENT_LIMIT: Final = 64
 
@@ -93,7 +99,13 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 class Node:
     """All that it does, it does in the thread of its network."""
 
-    def __init__(self, network: Network, file: Path, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        file: Path,
+        tell: Callable[[str], None],
+        time_of_day: Callable[[], float] = time.time,
+    ) -> None:
         """`file` keeps session and epoch, and `tell` gets a line for people at each event.
 
         Raises `UnusableDirectory` if the file cannot be written.
@@ -101,6 +113,7 @@ class Node:
         self._network = network
         self._file = file
         self._tell = tell
+        self._time_of_day = time_of_day
         self._chance = SystemRandom()
         self._nodes: dict[str, str] = {}
         """The process of each linked node, by the id of the node."""
@@ -110,10 +123,17 @@ class Node:
         self._links: dict[tuple[str, str], Link] = {}
         self._is_measuring = False
         self._ring: tuple[str, ...] = (network.node_id,)
+        self._is_ring_old = False
+        self._ordered_at = float("-inf")
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._counts: Counter[str] = Counter()
+        self._problems: list[str] = []
+        """What is wrong now, as people were told."""
         self._unsaved: Stored | None = None
+        self._disk_error = ""
         self._awake_at = since_boot()
+        self._clock = time_of_day() - self._awake_at
+        """What others know of the clock of this machine."""
         self._stored = self._read()
         self._election = self._new_session()
         due = self._election.take()
@@ -149,14 +169,14 @@ class Node:
             links=tuple(self._links.values()),
             events=tuple(self._events),
             counters=network.counters() | self._counts,
-            warnings=tuple(network.warnings),
+            warnings=tuple(self._problems),
         )
 
     # The part
 
     def receive(self, peer: Peer, message: Message) -> None:
         now = self._wake()
-        is_node = self._nodes.get(peer.node_id) == peer.process_id
+        is_node = self._is_node(peer)
         match message:
             case Hello(machine=None):
                 self._greet_script(peer)
@@ -168,21 +188,28 @@ class Node:
                 self._learn(links)
 
     def renew(self, peer: Peer) -> None:
-        if self._nodes.pop(peer.node_id, None) is not None:
-            self._greet_node(peer, self._wake())
+        if self._is_node(peer):
+            self._welcome(peer, self._wake())
         else:
             self._greet_script(peer)
 
     def lose(self, peer: Peer) -> None:
-        if not peer.has_left:
-            self._note(f"{peer.member} is gone")
-        if self._nodes.get(peer.node_id) == peer.process_id:
-            del self._nodes[peer.node_id], self._clocks[peer.node_id]
-            self._election.lose(peer.node_id, self._wake())
-            self._order()
+        if not self._is_node(peer):
+            return
+        node, now = peer.node_id, self._wake()
+        # The last hello of a process that is gone may have come after that of its successor.
+        for other in self._network.peers.values():
+            if other.node_id == node and other.hello.machine is not None:
+                self._welcome(other, now)
+                return
+        self._note(f"{self._name(node, peer)} {'has left' if peer.has_left else 'is gone'}")
+        del self._nodes[node], self._clocks[node]
+        self._election.lose(node, now)
+        self._is_ring_old = True
 
     def check(self) -> None:
         now = self._wake()
+        self._say_clock(now)
         self._election.permit(now, may_lead=self._may_lead())
         self._election.check(now)
         due = self._election.take()
@@ -197,9 +224,15 @@ class Node:
         changes, self._network.health.events = self._network.health.events, []
         for change in changes:
             self._counts[f"peers.{change.condition}"] += 1
-            if (peer := self._network.peers.get(change.peer)) is not None:
-                self._note(f"{peer.member} is {change.condition}")
+            peer = self._network.peers.get(change.peer)
+            if peer is not None and self._is_node(peer):
+                self._note(f"{self._name(peer.node_id)} is {change.condition}")
+        self._order(now)
         self._begin_to_measure(now)
+        told, self._problems = self._problems, [*self._network.warnings, *self._own_problems()]
+        for text in self._problems:
+            if text not in told:
+                self._tell(text)
 
     def wake_at(self) -> float:
         return self._election.wake_at()
@@ -220,7 +253,14 @@ class Node:
     def _new_session(self) -> Election:
         own = self._network.node_id
         now = since_boot()
-        return Election(own, self._stored, time.time(), now, self._chance)
+        return Election(own, self._stored, self._time_of_day(), now, self._chance)
+
+    def _say_clock(self, now: float) -> None:
+        """Greet all anew after the clock was set, as by NTP some time after a boot."""
+        clock = self._time_of_day() - now
+        if abs(clock - self._clock) > CLOCK_STEP_SECONDS:
+            self._clock = clock
+            self._network.say()
 
     def _read(self) -> Stored:
         try:
@@ -242,24 +282,32 @@ class Node:
             content = msgspec.json.encode(self._unsaved)
             replace_file(LocalFileSystem(), str(self._file), content)
         except OSError as error:
-            self._network.warn(
-                f"{self._file} cannot be written ({error.strerror}): this node does not lead, and "
-                "says nothing, until there is room"
-            )
+            self._disk_error = error.strerror or str(error)
         else:
             self._stored, self._unsaved = self._unsaved, None
 
+    def _offsets_seconds(self) -> dict[str, float]:
+        """Return by how much the clock of each node is ahead of the one of this machine."""
+        own = self._time_of_day() - since_boot()
+        return {node: clock - own for node, clock in self._clocks.items()}
+
     def _may_lead(self) -> bool:
         """Whether this node has a disk to remember by, and a clock that others agree with."""
-        own = time.time() - since_boot()
-        offsets = {node: clock - own for node, clock in self._clocks.items()}
-        for node, offset in offsets.items():
-            if abs(offset) > CLOCK_LIMIT_SECONDS:
-                self._network.warn(
-                    f"the clock of {self._name(node)} is {offset / 3600:+.0f} hours from the one "
-                    "of this machine: set both, by NTP"
+        return self._unsaved is None and is_clock_credible(self._offsets_seconds().values())
+
+    def _own_problems(self) -> Iterator[str]:
+        for node, offset_seconds in self._offsets_seconds().items():
+            if abs(offset_seconds) > CLOCK_LIMIT_SECONDS:
+                way = "ahead of" if offset_seconds > 0 else "behind"
+                yield (
+                    f"the clock of {self._name(node)} is {abs(offset_seconds) / 3600:.0f} hours "
+                    f"{way} the one of this machine: set both, by NTP"
                 )
-        return self._unsaved is None and is_clock_credible(offsets.values())
+        if self._unsaved is not None:
+            yield (
+                f"{self._file} cannot be written ({self._disk_error}): make room there; until "
+                "then this node does not lead, and says nothing"
+            )
 
     # Nodes and links
 
@@ -269,20 +317,30 @@ class Node:
             network.warn(f"{peer.member} has the key of this node: remove node.key there")
             return
         self._clocks[node] = peer.hello.clock - now
-        if self._nodes.get(node) == peer.process_id:
-            return
+        if not self._is_node(peer):
+            self._welcome(peer, now)
+
+    def _welcome(self, peer: Peer, now: float) -> None:
+        node, network = peer.node_id, self._network
         self._nodes[node] = peer.process_id
         self._measure_at[node] = now + SETTLE_SECONDS
         network.send(peer.process_id, Measured(links=tuple(self._links.values())))
         self._election.meet(node, now)
-        self._order()
+        self._is_ring_old = True
+
+    def _is_node(self, peer: Peer) -> bool:
+        """Whether it is the node of its machine, and no script beside it."""
+        return self._nodes.get(peer.node_id) == peer.process_id
 
     def _greet_script(self, peer: Peer) -> None:
         if peer.node_id == self._network.node_id:
             self._network.send(peer.process_id, Ring(nodes=self._ring))
 
-    def _order(self) -> None:
-        """Form the ring anew, and tell the scripts of this machine."""
+    def _order(self, now: float) -> None:
+        """Form the ring anew if that is due, and tell the scripts of this machine."""
+        if not self._is_ring_old or now < self._ordered_at + ORDER_SECONDS:
+            return
+        self._is_ring_old, self._ordered_at = False, now
         speeds = {pair: link.bytes_per_second for pair, link in self._links.items()}
         before, self._ring = self._ring, ring([*self._nodes, self._network.node_id], speeds)
         if self._ring != before:
@@ -295,7 +353,7 @@ class Node:
             known = self._links.get(link.nodes)
             if known is None or link.measured_at > known.measured_at:
                 self._links[link.nodes] = link
-        self._order()
+                self._is_ring_old = True
 
     def _begin_to_measure(self, now: float) -> None:
         """Measure one link at a time, while no script of both machines is in a group."""
@@ -332,10 +390,10 @@ class Node:
         self._events.append(Event(at=time.time(), text=text))
         self._tell(text)
 
-    def _name(self, node: str) -> str:
+    def _name(self, node: str, peer: Peer | None = None) -> str:
         if node == self._network.node_id:
             return f"{self._network.hello.host} ({node})"
-        peer = self._network.peers.get(self._nodes.get(node, ""))
+        peer = peer or self._network.peers.get(self._nodes.get(node, ""))
         return node if peer is None else f"{peer.member.host} ({node})"
 
     def _peer_status(self, peer: Peer) -> PeerStatus:
@@ -353,9 +411,9 @@ class Node:
 
 
 _SENTENCES: Final[Mapping[EventKind, str]] = {
-    "started": "this node campaigns",
+    "started": "this node asks the others whether it may lead",
     "elected": "this node leads, in epoch {epoch}",
     "new_master": "{node} leads, in epoch {epoch}",
-    "timeout": "no answer of a master, or to a campaign",
-    "split_brain": "this node leads, and so does {node}: one of both will step down",
+    "timeout": "no master answers",
+    "split_brain": "this node leads, and so does {node}: one of the two steps down",
 }

@@ -10,7 +10,7 @@ The same nodes and links give the same ring on every node.
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from itertools import combinations
-from typing import Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
@@ -21,7 +21,10 @@ EXACT_NODES: Final = 9
 """Up to here all orders are compared."""
 
 STARTS: Final = 16
-"""Nodes from which nearest neighbours are followed beyond that."""
+"""Nodes from which nearest neighbours are followed beyond that: the best of them counts."""
+
+START_LIMIT: Final = 4096
+"""Of starts times the square of nodes: the thread that takes the time also sends the beats."""
 
 MEASURE_AGAIN_SECONDS: Final = 24 * 3600.0
 
@@ -46,7 +49,8 @@ class Link(msgspec.Struct, frozen=True, kw_only=True):
 
     nodes: tuple[str, str]
     """Lower id first."""
-    bytes_per_second: float
+    bytes_per_second: Annotated[float, msgspec.Meta(gt=0, le=1e12)]
+    """No NaN: it has no place in an order, and nodes pass it on to each other."""
     measured_at: float
     """Seconds since 1970, by the clock of the node with the lower id."""
     addresses: frozenset[str]
@@ -65,7 +69,8 @@ def ring(nodes: Collection[str], bandwidths: Bandwidths) -> tuple[str, ...]:
 
 def improved_ring(ids: Sequence[str], bandwidths: Bandwidths) -> tuple[str, ...]:
     """Return a good ring of at least three nodes, whose ids are sorted, in the same form."""
-    found = [_improve(_nearest(start, ids, bandwidths), bandwidths) for start in ids[:STARTS]]
+    starts = ids[: max(1, min(STARTS, START_LIMIT // len(ids) ** 2))]
+    found = [_improve(_nearest(start, ids, bandwidths), bandwidths) for start in starts]
     return min(found, key=lambda order: (-slowest(order, bandwidths), order))
 
 

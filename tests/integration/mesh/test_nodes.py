@@ -1,6 +1,7 @@
 """Nodes of a household over real sockets: who leads, what is stored, and which way round."""
 
 import secrets
+import time
 from pathlib import Path
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 
 from muster.contracts.errors import MusterError
 from muster.mesh.election import Stored
-from muster.mesh.messages import Measured
+from muster.mesh.messages import Hello, Measured
 from muster.mesh.network import Network
 from muster.mesh.node import Node, Status
 from muster.mesh.topology import Link
@@ -118,9 +119,66 @@ def test_a_copied_key_is_named_and_not_counted(home: Home, tmp_path: Path) -> No
     first = Machine(home, tmp_path)
     copy = Machine(home, tmp_path, first)
     find(first.network, copy.network)
-    await_value(lambda: list(first.network.warnings), lambda: "no warning")
-    assert "has the key of this node" in next(iter(first.network.warnings))
+    await_value(lambda: first.status().warnings, lambda: "no warning")
+    assert first.told.count(first.status().warnings[0]) == 1
+    assert "has the key of this node" in first.told[-1]
     assert first.status().ring == (first.network.node_id,)
+
+
+def test_a_node_stays_known_when_a_script_beside_it_ends(home: Home, tmp_path: Path) -> None:
+    here, there = Machine(home, tmp_path), Machine(home, tmp_path)
+    link(here, there)
+    await_master(here, there)
+    script = home.add(key=there.key)
+    peers = here.network.peers
+    find(script, here.network)
+    find(here.network, script)  # each calls the other: two links, of which one ends first
+    is_twice = lambda: script.own_id in peers and len(peers[script.own_id].links) > 1  # noqa: E731
+    await_value(is_twice, lambda: f"{peers}")
+    script.close()
+    await_value(lambda: script.own_id not in peers, lambda: f"{peers}")
+    assert len(here.status().ring) > 1
+
+
+def test_the_second_process_of_a_node_counts_when_the_first_ends(
+    home: Home, tmp_path: Path
+) -> None:
+    here, there = Machine(home, tmp_path), Machine(home, tmp_path)
+    again = Machine(home, tmp_path, there)
+    for other in (again, there):  # the hello of the first comes last
+        find(here.network, other.network)
+        await_link(here.network, other.network)
+    there.network.close()
+    is_gone = lambda: there.network.own_id not in here.network.peers  # noqa: E731
+    await_value(is_gone, lambda: f"{here.network.peers}")
+    assert len(here.status().ring) > 1
+    assert await_master(here, again)
+
+
+def test_a_new_link_tells_nothing_about_the_clock(home: Home, tmp_path: Path) -> None:
+    here, there = Machine(home, tmp_path), Machine(home, tmp_path)
+    link(here, there)
+    await_master(here, there)
+
+    def renew() -> None:
+        peer = here.network.peers[there.network.own_id]
+        peer.hello = _hours_ago(peer.hello)
+        here.node.renew(peer)
+
+    here.network.do(renew)
+    assert here.status().warnings == ()
+
+
+def test_a_clock_that_was_set_is_said_anew(home: Home, tmp_path: Path) -> None:
+    here, there = Machine(home, tmp_path), home.add()
+    late_seconds = [7200.0]
+    Node(there, tmp_path / "late.json", print, lambda: time.time() - late_seconds[0])
+    find(here.network, there)
+    await_link(here.network, there)
+    peer = here.network.peers[there.own_id]
+    here.network.do(lambda: setattr(peer, "hello", _hours_ago(peer.hello)))
+    late_seconds[0] = 0.0
+    await_value(lambda: abs(peer.hello.clock - time.time()) < 60, lambda: f"{peer}")
 
 
 def test_ranks_follow_the_ring_of_the_nodes(home: Home, tmp_path: Path) -> None:
@@ -167,3 +225,7 @@ def _link(one: str, other: str, bytes_per_second: float) -> Link:
         measured_at=1e12,
         addresses=frozenset(),
     )
+
+
+def _hours_ago(hello: Hello) -> Hello:
+    return msgspec.structs.replace(hello, clock=hello.clock - 7200)

@@ -1,5 +1,6 @@
 """The order of a ring, and when a link is measured."""
 
+import math
 import random
 from itertools import combinations, permutations
 
@@ -7,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster.contracts.errors import WireError
+from muster.mesh.messages import Measured, decode, encode
 from muster.mesh.topology import (
     EXACT_NODES,
     MEASURE_AGAIN_SECONDS,
@@ -92,3 +95,10 @@ def test_a_link_is_measured_when_new_or_moved(
     own: str, last: Link | None, addresses: str, now: float, *, expected: bool
 ) -> None:
     assert is_due(own, "2", last, frozenset({addresses}), now) is expected
+
+
+@pytest.mark.parametrize("speed", [math.nan, math.inf, 0.0, -1.0])
+def test_a_speed_that_has_no_place_in_an_order_is_refused(speed: float) -> None:
+    said = Link(bytes_per_second=speed, measured_at=0.0, addresses=frozenset())
+    with pytest.raises(WireError):
+        decode(encode(Measured(links={("a", "b"): said})))
