@@ -53,7 +53,8 @@ class Nodes:
             if "this node leads, in epoch" in line:
                 return self.ids[host]
             if " leads, in epoch" in line:
-                return line.partition("(")[2].partition(")")[0]
+                named = line.removeprefix("muster: ").partition(" leads,")[0]
+                return named.partition("(")[2].removesuffix(")") or named  # it may not be linked
             if "no answer of a master" in line:
                 return None
         return None
