@@ -177,7 +177,8 @@ class Node:
                 self._learn(links)
 
     def renew(self, peer: Peer) -> None:
-        if self._nodes.pop(peer.node_id, None) is not None:
+        if self._nodes.get(peer.node_id) == peer.process_id:  # not that of a script beside it
+            del self._nodes[peer.node_id]
             self._greet_node(peer, self._wake())
         else:
             self._greet_script(peer)

@@ -1,5 +1,6 @@
 """Nodes of a household over real sockets: who leads, what is stored, and which way round."""
 
+import asyncio
 import secrets
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import msgspec
 import pytest
 
 from muster.contracts.errors import MusterError
+from muster.mesh.announce import Announced
+from muster.mesh.doctor import examine
 from muster.mesh.election import Stored
 from muster.mesh.messages import Measured
 from muster.mesh.network import Network
@@ -121,6 +124,21 @@ def test_a_copied_key_is_named_and_not_counted(home: Home, tmp_path: Path) -> No
     await_value(lambda: list(first.network.warnings), lambda: "no warning")
     assert "has the key of this node" in next(iter(first.network.warnings))
     assert first.status().ring == (first.network.node_id,)
+
+
+def test_a_script_that_loses_one_of_two_links_is_not_its_node(home: Home, tmp_path: Path) -> None:
+    one, other = Machine(home, tmp_path), Machine(home, tmp_path)
+    link(one, other)
+    await_master(one, other)
+    script = home.add(key=other.key)
+    find(script, one.network)
+    await_link(script, one.network)
+    own = one.network.own_member
+    there = (("127.0.0.1",), one.network.port, own.host, own.node_id, "home", "1")
+    asyncio.run(examine(script, [Announced(own.process_id, *there)], []))  # over a second link
+    script.close()
+    await_value(lambda: one.status().peers[1:] == (), lambda: "the script is still linked")
+    assert set(one.status().ring) == {one.network.node_id, other.network.node_id}
 
 
 def test_ranks_follow_the_ring_of_the_nodes(home: Home, tmp_path: Path) -> None:
