@@ -47,7 +47,8 @@ def node() -> None:
             replace_private(files.node_record, msgspec.json.encode(record))
         except OSError as error:
             raise UnusableDirectory.because_of(files.root, error) from error
-        say(f"{mesh.network.hello.host} is node {mesh.network.node_id}; Ctrl-C ends it")
+        own = f"{mesh.network.hello.host} is node {mesh.network.node_id}"
+        say(f"{own}; see the others with muster mesh, end it with Ctrl-C")
         Event().wait()
 
 

@@ -119,8 +119,13 @@ class Node:
         self._ring: tuple[str, ...] = (network.node_id,)
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._counts: Counter[str] = Counter()
-        self._distant: frozenset[str] = frozenset()
+        self._distant: dict[str, str] = {}
+        """The warning about the clock of a node, by its id."""
+        self._told: set[str] = set()
+        """Warnings that were given to `tell`."""
         self._unsaved: Stored | None = None
+        self._full = ""
+        """The warning about the disk."""
         self._awake_at = since_boot()
         self._stored = self._read()
         self._election = self._new_session()
@@ -165,7 +170,7 @@ class Node:
 
     def receive(self, peer: Peer, message: Message) -> None:
         now = self._wake()
-        is_node = self._nodes.get(peer.node_id) == peer.process_id
+        is_node = self._is_node(peer)
         match message:
             case Hello(machine=None):
                 self._greet_script(peer)
@@ -177,16 +182,16 @@ class Node:
                 self._learn(links)
 
     def renew(self, peer: Peer) -> None:
-        if self._nodes.get(peer.node_id) == peer.process_id:  # not that of a script beside it
+        if self._is_node(peer):
             del self._nodes[peer.node_id]
             self._greet_node(peer, self._wake())
         else:
             self._greet_script(peer)
 
     def lose(self, peer: Peer) -> None:
-        if not peer.has_left:
-            self._note(f"{peer.member} is gone")
-        if self._nodes.get(peer.node_id) == peer.process_id:
+        if self._is_node(peer):
+            how = "has left" if peer.has_left else "is gone"
+            self._note(f"{peer.member.host} ({peer.node_id}) {how}")
             del self._nodes[peer.node_id], self._clocks[peer.node_id]
             self._election.lose(peer.node_id, self._wake())
             self._order()
@@ -207,8 +212,12 @@ class Node:
         changes, self._network.health.events = self._network.health.events, []
         for change in changes:
             self._counts[f"peers.{change.condition}"] += 1
-            if (peer := self._network.peers.get(change.peer)) is not None:
-                self._note(f"{peer.member} is {change.condition}")
+            peer = self._network.peers.get(change.peer)
+            if peer is not None and self._is_node(peer):
+                self._note(f"{self._name(peer.node_id)} is {change.condition}")
+        for text in [text for text in self._network.warnings if text not in self._told]:
+            self._tell(text)
+        self._told = {*self._network.warnings}
         self._begin_to_measure(now)
 
     def wake_at(self) -> float:
@@ -252,25 +261,30 @@ class Node:
             content = msgspec.json.encode(self._unsaved)
             replace_file(LocalFileSystem(), str(self._file), content)
         except OSError as error:
-            self._network.warn(
-                f"{self._file} cannot be written ({error.strerror}): this node does not lead, and "
-                "says nothing, until there is room"
+            self._full = (
+                f"{self._file} cannot be written ({error.strerror}): make room there; until "
+                "then this node does not lead, and says nothing"
             )
+            self._network.warn(self._full)
         else:
             self._stored, self._unsaved = self._unsaved, None
+            self._network.warnings.pop(self._full, None)
 
     def _may_lead(self) -> bool:
         """Whether this node has a disk to remember by, and a clock that others agree with."""
         own = time.time() - since_boot()
         offsets = {node: clock - own for node, clock in self._clocks.items()}
         distant = {node for node, offset in offsets.items() if abs(offset) > CLOCK_LIMIT_SECONDS}
-        for node in distant - self._distant:
-            hours = offsets[node] / 3600
-            self._network.warn(
-                f"the clock of {self._name(node)} is {hours:+.0f} hours from the one of this "
+        for node in self._distant.keys() - distant:
+            self._network.warnings.pop(self._distant.pop(node), None)
+        for node in distant - self._distant.keys():
+            hours = abs(offsets[node]) / 3600
+            way = "ahead of" if offsets[node] > 0 else "behind"
+            self._distant[node] = (
+                f"the clock of {self._name(node)} is {hours:.0f} hours {way} the one of this "
                 "machine: set both, by NTP"
             )
-        self._distant = frozenset(distant)
+            self._network.warn(self._distant[node])
         return self._unsaved is None and is_clock_credible(offsets.values())
 
     # Nodes and links
@@ -281,7 +295,7 @@ class Node:
             network.warn(f"{peer.member} has the key of this node: remove node.key there")
             return
         self._clocks[node] = peer.hello.clock - now
-        if self._nodes.get(node) == peer.process_id:
+        if self._is_node(peer):
             return
         self._nodes[node] = peer.process_id
         self._measure_at[node] = now + SETTLE_SECONDS
@@ -292,6 +306,10 @@ class Node:
     def _greet_script(self, peer: Peer) -> None:
         if peer.node_id == self._network.node_id:
             self._network.send(peer.process_id, Ring(nodes=self._ring))
+
+    def _is_node(self, peer: Peer) -> bool:
+        """Whether it is the node of its machine, and no script beside it."""
+        return self._nodes.get(peer.node_id) == peer.process_id
 
     def _order(self) -> None:
         """Form the ring anew, and tell the scripts of this machine."""
@@ -368,11 +386,11 @@ class Node:
 
 
 _SENTENCES: Final[Mapping[EventKind, str]] = {
-    "started": "this node campaigns",
+    "started": "this node asks the others whether it may lead",
     "elected": "this node leads, in epoch {epoch}",
     "new_master": "{node} leads, in epoch {epoch}",
-    "timeout": "no answer of a master, or to a campaign",
-    "split_brain": "this node leads, and so does {node}: one of both will step down",
+    "timeout": "no master answers",
+    "split_brain": "this node leads, and so does {node}: one of the two steps down",
 }
 
 

@@ -54,7 +54,7 @@ class Nodes:
                 return self.ids[host]
             if " leads, in epoch" in line:
                 return line.partition("(")[2].partition(")")[0]
-            if "no answer of a master" in line:
+            if "no master answers" in line:
                 return None
         return None
 
