@@ -100,7 +100,7 @@ def mesh(ctx: click.Context, *, seconds: float | None, watch: bool, output: Outp
             peers = [peer.process_id for peer in status.peers]
             show(output, msgspec.to_builtins(status), _lines(status), peers)
             if status.node_id != own.network.node_id:
-                say("this machine has no node: start one here with muster node")
+                say("no node answers on this machine: start one with muster node")
 
 
 def _show_processes(own: Mesh, output: Output) -> None:

@@ -67,7 +67,8 @@ def _node_lock(files: DataDir) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise MusterError(
-                f"a node runs already for {files.root}: see it with muster mesh"
+                f"a node runs already for {files.root}: see it with muster mesh, or set "
+                "MUSTER_DATA_DIR for another one"
             ) from None
         try:
             yield

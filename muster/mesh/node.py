@@ -229,7 +229,9 @@ class Node:
         """Return the time; begin a new session if this process, or its machine, was stopped."""
         now = since_boot()
         if now > self._awake_at + SLEEP_SECONDS:
-            self._note(f"this machine slept for {now - self._awake_at:.0f} s: a new session begins")
+            self._note(
+                f"this node was stopped for {now - self._awake_at:.0f} s: a new session begins"
+            )
             self._election = self._new_session()
             for node in self._nodes:
                 self._election.meet(node, now)
