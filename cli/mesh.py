@@ -6,6 +6,7 @@ import asyncio
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -46,6 +47,13 @@ _PROCESSES: Final[Mapping[str, Column]] = {
 }
 
 
+_NO_NODE: Final = "no node answers, so there is no master: start muster node on each machine"
+_ALONE: Final = (
+    "no other process answers: start muster node on another machine, or see what is wrong: muster "
+    "mesh doctor"
+)
+
+
 def _latency(row: Mapping[str, Any]) -> str | None:
     return None if row["latency_ms"] is None else f"{row['latency_ms']:.1f} ms"
 
@@ -78,15 +86,19 @@ def mesh(ctx: click.Context, *, seconds: float | None, watch: bool, output: Outp
     """
     if ctx.invoked_subcommand is not None:
         return
+    if watch and output is not Output.TABLE:
+        raise click.UsageError("--watch shows tables: leave out --watch or --output")
     with joining() as own:
         status = _ask_node(own, LISTEN_SECONDS if seconds is None else seconds)
-        if status is None:
-            _show_processes(own, output)
-        elif watch:
+        if watch:
             _watch(own, status)
+        elif status is None:
+            _show_processes(own, output)
         else:
             peers = [peer.process_id for peer in status.peers]
             show(output, msgspec.to_builtins(status), _lines(status), peers)
+            if status.node_id != own.network.node_id:
+                say("no node answers on this machine: start one with muster node")
 
 
 def _show_processes(own: Mesh, output: Output) -> None:
@@ -98,9 +110,9 @@ def _show_processes(own: Mesh, output: Output) -> None:
     for warning in list(own.network.warnings):
         say(warning)
     if rows:
-        say("no node runs, so there is no master: start one on each machine with muster node")
+        say(_NO_NODE)
     else:
-        say("no other process answers: start one there, or see what is wrong: muster mesh doctor")
+        say(_ALONE)
 
 
 def _ask_node(own: Mesh, seconds: float) -> Status | None:
@@ -129,35 +141,38 @@ def _ask_node(own: Mesh, seconds: float) -> Status | None:
 
 def _lines(status: Status) -> Iterator[str]:
     """Yield what a node knows, for people."""
-    names = {peer.node_id: peer.host for peer in status.peers if peer.machine}
-    names[status.node_id] = status.host
-
-    def name(node_id: str) -> str:
-        return f"{names[node_id]} ({node_id})" if node_id in names else node_id
-
-    leads = f"{name(status.master)}, epoch {status.epoch}" if status.master else "none"
+    hosts = {peer.node_id: peer.host for peer in status.peers if peer.machine}
+    hosts[status.node_id] = status.host
+    counts = Counter(hosts.values())
+    full = {node_id: f"{host} ({node_id})" for node_id, host in hosts.items()}
+    names = {each: host if counts[host] == 1 else full[each] for each, host in hosts.items()}
+    leads = "none"
+    if status.master:
+        leads = f"{full.get(status.master, status.master)}, epoch {status.epoch}"
     around = [*status.ring, status.ring[0]] if len(status.ring) > 1 else status.ring
     may_not = "" if status.may_lead else ", may not lead"
     yield from facts(
         [
             ("master", leads),
-            ("asked", f"{name(status.node_id)}, {status.state}{may_not}"),
+            ("asked", f"{full[status.node_id]}, {status.state}{may_not}"),
             ("ring", " → ".join(names.get(each, each) for each in around)),
         ]
     )
     peers = [msgspec.to_builtins(peer) for peer in status.peers]
     links = [
-        msgspec.to_builtins(link)
-        | {"between": " - ".join(names.get(each, each) for each in link.nodes)}
+        msgspec.to_builtins(link) | {"between": " - ".join(names[each] for each in link.nodes)}
         for link in sorted(status.links, key=lambda one: one.nodes)
+        if {*link.nodes} <= names.keys()  # else it was measured before that node went
     ]
-    for table in (columns(peers, _PEERS), columns(links, _LINKS)):
-        yield ""
-        yield from table
+    for rows, shown in ((peers, _PEERS), (links, _LINKS)):
+        if rows:
+            yield from ("", *columns(rows, shown))
     yield ""
     for event in status.events[-EVENT_LINES:]:
         yield f"{datetime.fromtimestamp(event.at, UTC):%H:%M:%S} UTC  {event.text}"
     yield from status.warnings
+    if not peers:
+        yield _ALONE
 
 
 def _watch(own: Mesh, status: Status | None) -> None:
@@ -166,7 +181,7 @@ def _watch(own: Mesh, status: Status | None) -> None:
 
     with suppress(KeyboardInterrupt), Live(screen=True, auto_refresh=False) as live:
         while True:
-            lines = _lines(status) if status else ["no node answers; Ctrl-C ends this"]
+            lines = _lines(status) if status else [_NO_NODE]
             live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
             time.sleep(WATCH_SECONDS)
             status = _ask_node(own, LISTEN_SECONDS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from threading import Event
 from typing import TYPE_CHECKING
 
 import click
@@ -50,8 +49,10 @@ def node() -> None:
             replace_private(files.node_record, msgspec.json.encode(record))
         except OSError as error:
             raise UnusableDirectory.because_of(files.root, error) from error
-        say(f"{mesh.network.hello.host} is node {mesh.network.node_id}; Ctrl-C ends it")
-        Event().wait()
+        own = f"{mesh.network.hello.host} is node {mesh.network.node_id}"
+        say(f"{own}; see the others with muster mesh, end it with Ctrl-C")
+        mesh.network.wait()
+        raise MusterError("this node has ended by a fault, see above: start it again")
 
 
 @contextmanager
@@ -80,7 +81,8 @@ def _node_lock(files: DataDir) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise MusterError(
-                f"a node runs already for {files.root}: see it with muster mesh"
+                f"a node runs already for {files.root}: see it with muster mesh, or set "
+                "MUSTER_DATA_DIR for another one"
             ) from None
         try:
             yield

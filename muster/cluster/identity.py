@@ -34,7 +34,7 @@ def node_id(file: Path) -> str:
             _make_key(file)
         content = file.read_bytes()
     except OSError as error:
-        raise UnusableDirectory.because_of(file, error) from error
+        raise UnusableDirectory.because_of(file.parent, error) from error
     public = b""
     with suppress(ValueError):
         _, *lines, last = content.splitlines()
@@ -62,7 +62,7 @@ def node_key(file: Path) -> "Ed25519PrivateKey":
     try:
         return load_ssh_private_key(file.read_bytes(), None)  # type: ignore[return-value]
     except OSError as error:
-        raise UnusableDirectory.because_of(file, error) from error
+        raise UnusableDirectory.because_of(file.parent, error) from error
 
 
 def _make_key(file: Path) -> None:

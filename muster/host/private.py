@@ -21,8 +21,8 @@ class UnusableDirectory(MusterError):
     @classmethod
     def because_of(cls, directory: Path, error: OSError) -> "UnusableDirectory":
         return cls(
-            f"{directory} cannot hold the data ({error.strerror}): make it a directory that this "
-            "user may write to, or set MUSTER_DATA_DIR"
+            f"{directory} cannot hold the data ({error.strerror}): make it a directory with room "
+            "that this user may write to, or set MUSTER_DATA_DIR"
         )
 
 

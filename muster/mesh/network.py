@@ -132,6 +132,7 @@ class Network:
         self._changed = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._server = LinkServer(lambda _: Answerer(lambda _: identity), self._serve, self.warn)
+        self._checking = self._loop.create_task(self._check())
         self._thread = threading.Thread(target=self._run, name="muster mesh", daemon=True)
         self._thread.start()
         self.listen()
@@ -158,7 +159,7 @@ class Network:
             is_probe = isinstance(message, Probe)  # one of two links may be cut
             links = [link for link in peer.links if not link.writer.is_closing()]
             for link in links if is_probe else links[:1]:
-                with suppress(OSError):
+                with suppress(OSError, WireError):  # the latter: of more than a hundred nodes
                     link.send(encode(message))
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
@@ -231,13 +232,17 @@ class Network:
         """Accept links, at first or again."""
         self._accepting = self.do(partial(self._server.accept, self._listening, is_remote=True))
 
+    def wait(self) -> None:
+        """Return when the thread has ended, which it does by itself after a fault alone."""
+        self._thread.join()
+
     def close(self) -> None:
         """Say that this process leaves, and end all links."""
 
         def leave() -> None:
             for process_id in self.peers:
                 self.send(process_id, Leave())
-            self._loop.call_later(LEAVE_SECONDS, self._loop.stop)
+            self._loop.call_later(LEAVE_SECONDS, self._checking.cancel)
 
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(leave)
@@ -247,11 +252,11 @@ class Network:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        checking = self._loop.create_task(self._check())
         try:
-            self._loop.run_forever()
+            with suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._checking)  # it ends by `close`, or by a fault
         finally:
-            tasks = [checking, *self._calls.tasks.values()]
+            tasks = [self._checking, *self._calls.tasks.values()]
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(self._server.stop())

@@ -35,7 +35,7 @@ from muster.mesh.election import (
 )
 from muster.mesh.identity import Member
 from muster.mesh.messages import Hello, Measured, Message, Ring
-from muster.mesh.network import Network, Peer
+from muster.mesh.network import NAME_LIMIT, Network, Peer
 from muster.mesh.topology import Link, Machine, is_due, ring
 
 STATUS: Final = "status"
@@ -128,7 +128,9 @@ class Node:
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
-        """What is wrong now, as people were told."""
+        """What is wrong with this node now."""
+        self._told: set[str] = set()
+        """Warnings of the network that were given to `tell`."""
         self._unsaved: Stored | None = None
         self._disk_error = ""
         self._awake_at = since_boot()
@@ -169,7 +171,7 @@ class Node:
             links=tuple(self._links.values()),
             events=tuple(self._events),
             counters=network.counters() | self._counts,
-            warnings=tuple(self._problems),
+            warnings=(*network.warnings, *self._problems),
         )
 
     # The part
@@ -229,9 +231,13 @@ class Node:
                 self._note(f"{self._name(peer.node_id)} is {change.condition}")
         self._order(now)
         self._begin_to_measure(now)
-        told, self._problems = self._problems, [*self._network.warnings, *self._own_problems()]
+        told, self._problems = self._problems, [*self._own_problems()]
         for text in self._problems:
             if text not in told:
+                self._tell(text)
+        for text in self._network.warnings.keys() - self._told:
+            if len(self._told) < NAME_LIMIT:  # strangers may cause any number
+                self._told.add(text)
                 self._tell(text)
 
     def wake_at(self) -> float:
@@ -243,7 +249,9 @@ class Node:
         """Return the time; begin a new session if this process, or its machine, was stopped."""
         now = since_boot()
         if now > self._awake_at + SLEEP_SECONDS:
-            self._note(f"this machine slept for {now - self._awake_at:.0f} s: a new session begins")
+            self._note(
+                f"this node was stopped for {now - self._awake_at:.0f} s: a new session begins"
+            )
             self._election = self._new_session()
             for node in self._nodes:
                 self._election.meet(node, now)
@@ -349,9 +357,11 @@ class Node:
                     self._greet_script(peer)
 
     def _learn(self, links: Iterable[Link]) -> None:
+        linked = {self._network.node_id, *self._nodes}
         for link in links:
             known = self._links.get(link.nodes)
-            if known is None or link.measured_at > known.measured_at:
+            is_new = known is None or link.measured_at > known.measured_at
+            if is_new and linked.issuperset(link.nodes):  # each node says its own when it is met
                 self._links[link.nodes] = link
                 self._is_ring_old = True
 

@@ -55,7 +55,7 @@ class Nodes:
             if " leads, in epoch" in line:
                 named = line.removeprefix("muster: ").partition(" leads,")[0]
                 return named.partition("(")[2].removesuffix(")") or named  # it may not be linked
-            if "no answer of a master" in line:
+            if "no master answers" in line:
                 return None
         return None
 

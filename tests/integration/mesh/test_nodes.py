@@ -115,6 +115,19 @@ def test_a_node_that_cannot_store_its_session_does_not_start(home: Home, tmp_pat
         Node(home.add(), tmp_path / "missing" / "election.json", print)
 
 
+def test_a_node_leads_once_its_disk_has_room(home: Home, tmp_path: Path) -> None:
+    disk, away = tmp_path / "disk", tmp_path / "away"
+    disk.mkdir()
+    machine = Machine(home, disk)
+    disk.rename(away)
+    await_value(lambda: machine.status().warnings, lambda: "no warning")
+    assert "cannot be written" in machine.told[-1]
+    await_value(lambda: machine.status().master is None, lambda: str(machine.status()))
+    away.rename(disk)
+    await_value(lambda: machine.status().state == "master", lambda: str(machine.status()))
+    assert machine.status().warnings == ()
+
+
 def test_a_copied_key_is_named_and_not_counted(home: Home, tmp_path: Path) -> None:
     first = Machine(home, tmp_path)
     copy = Machine(home, tmp_path, first)

@@ -99,6 +99,6 @@ def test_a_link_is_measured_when_new_or_moved(
 
 @pytest.mark.parametrize("speed", [math.nan, math.inf, 0.0, -1.0])
 def test_a_speed_that_has_no_place_in_an_order_is_refused(speed: float) -> None:
-    said = Link(bytes_per_second=speed, measured_at=0.0, addresses=frozenset())
+    said = Link(nodes=("a", "b"), bytes_per_second=speed, measured_at=0.0, addresses=frozenset())
     with pytest.raises(WireError):
         decode(encode(Measured(links={("a", "b"): said})))
