@@ -46,10 +46,16 @@ from muster.contracts.messages.agent import (
 )
 from muster.contracts.messages.assignment import AgentAssignment
 from muster.contracts.settings.paths import JobFiles
-from muster.host.clock import since_boot
 from muster.host.files import rotate
 from muster.host.limits import ShellLimits
-from muster.host.processes import adopt_orphans, boot_id, follow_parent, machine_id, send_signal
+from muster.host.processes import (
+    adopt_orphans,
+    boot_id,
+    follow_parent,
+    machine_id,
+    send_signal,
+    since_boot,
+)
 from muster.host.trace import stamp
 from muster.runtime.stderr_messages import print_stderr
 from worker.coordinator.link import CoordinatorLink

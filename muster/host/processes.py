@@ -68,6 +68,12 @@ def boot_id() -> str:
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
+def since_boot() -> float:
+    """Return seconds that go on while the machine is suspended: others do not wait for it."""
+    # Darwin has no such clock of its own: its monotonic one goes on.
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
 @cache
 def machine_id() -> str:
     """Return the identifier of the machine's installation; empty if it has none."""

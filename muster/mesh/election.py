@@ -156,7 +156,7 @@ class Election:
         """Begin a session; a process that was stopped for more than 15 s begins another one.
 
         `wall` is the time of day in seconds since 1970. `now`, here and below, is of a clock that
-        never jumps and runs while the machine sleeps. `chance` selects whom to ask of many.
+        never jumps and runs while the machine sleeps. `chance` selects nodes where there are many.
         """
         self.state = State.IDLE
         self.accepted: Mastership | None = None  # of another node, as heard last

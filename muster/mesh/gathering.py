@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
-from muster.host.clock import since_boot
+from muster.host.processes import since_boot
 from muster.mesh.forming import Closed, Forming
 from muster.mesh.identity import Member
 from muster.mesh.messages import Hello, Message, OfGroup, Ring

@@ -30,8 +30,8 @@ from muster.collectives.transports.tcp import DEFAULT_PORT, TcpBackend, listed
 from muster.contracts.errors import printable
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
-from muster.host.clock import since_boot
 from muster.host.private import make_private
+from muster.host.processes import since_boot
 from muster.links.serving import listen
 from muster.mesh.announce import Announcer
 from muster.mesh.forming import Closed

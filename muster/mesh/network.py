@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from muster.contracts.errors import AuthenticationFailed, MusterError, WireError, printable
-from muster.host.clock import since_boot
+from muster.host.processes import since_boot
 from muster.links.serving import LinkServer, ServedLink, connect, duplicate, release
 from muster.links.session import Answerer, Caller
 from muster.mesh import bandwidth

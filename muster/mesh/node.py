@@ -17,10 +17,10 @@ import msgspec
 
 from muster.checkpoints.local import LocalFileSystem, replace_file
 from muster.contracts.errors import AuthenticationFailed, WireError
-from muster.host.clock import since_boot
 from muster.host.gpus import total_memory_mb
 from muster.host.limits import usable_memory_mb, usable_processors
 from muster.host.private import UnusableDirectory
+from muster.host.processes import since_boot
 from muster.mesh import bandwidth
 from muster.mesh.election import (
     CLOCK_LIMIT_SECONDS,
