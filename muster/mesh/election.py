@@ -31,7 +31,7 @@ AUDIENCE_LIMIT: Final = 16  # that are asked and told, at random; a beat goes to
 CLOCK_LIMIT_SECONDS: Final = 3600.0  # by which the clocks of two members may differ
 
 
-class Mastership(msgspec.Struct, frozen=True):
+class Mastership(msgspec.Struct, frozen=True, array_like=True):
     """What a master says of itself, and others say of it."""
 
     node: str
@@ -50,7 +50,7 @@ class Mastership(msgspec.Struct, frozen=True):
         return other is not None and (self.node, self.session) == (other.node, other.session)
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How a node compares with others that would lead."""
 
     start: float  # of its session, in seconds since 1970 by the clock of the cluster
@@ -61,7 +61,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
         return -self.start, self.commands, node
 
 
-class Head(msgspec.Struct, frozen=True):
+class Head(msgspec.Struct, frozen=True, array_like=True):
     """What each message says of its sender."""
 
     session: int
@@ -70,7 +70,7 @@ class Head(msgspec.Struct, frozen=True):
     is_new: bool  # it has not met any node before, so this is its own clock
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
+class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask", omit_defaults=True):
     """Who is master?"""
 
     head: Head
@@ -78,7 +78,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     candidate: Candidate | None = None  # in a call: it leads unless a better one answers
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report", omit_defaults=True):
     """The answer to a question; a beat of the master; news of another master."""
 
     head: Head
@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
     candidate: Candidate | None = None  # what the sender is, if it may lead
 
 
-class Outdated(msgspec.Struct, frozen=True, kw_only=True, tag="outdated"):
+class Outdated(msgspec.Struct, frozen=True, kw_only=True, tag="outdated", omit_defaults=True):
     """The receiver had the session `known`: its counter comes from a backup."""
 
     head: Head

@@ -130,6 +130,8 @@ class Network:
         self.hello = Hello(host=socket.gethostname(), port=self.port)
         self._parts: list[Part] = []
         self._changed = asyncio.Event()
+        self._planned_at = float("inf")
+        """When parts and peers are judged next, if nothing happens before."""
         self._loop = asyncio.new_event_loop()
         self._server = LinkServer(lambda _: Answerer(lambda _: identity), self._serve, self.warn)
         self._checking = self._loop.create_task(self._check())
@@ -152,7 +154,8 @@ class Network:
     def act(self) -> None:
         """Send what follows from what has happened, and have the times judged anew."""
         self._check_parts()
-        self._changed.set()
+        if self._wake_at() < self._planned_at:
+            self._changed.set()
 
     def send(self, process_id: str, message: Message) -> None:
         if peer := self.peers.get(process_id):
@@ -265,8 +268,8 @@ class Network:
 
     async def _check(self) -> None:
         while True:
-            wake_at = min([self.health.wake_at(), *(part.wake_at() for part in self._parts)])
-            seconds = min(wake_at - since_boot(), 1.0)
+            self._planned_at = self._wake_at()
+            seconds = min(self._planned_at - since_boot(), 1.0)
             with suppress(TimeoutError):
                 # Not `wait_for`, which may lose a cancellation before Python 3.12.
                 async with asyncio.timeout(max(seconds, 0)):
@@ -285,6 +288,9 @@ class Network:
                 self._lose(process_id)
             self._check_parts()
             self.health.events.clear()
+
+    def _wake_at(self) -> float:
+        return min([self.health.wake_at(), *(part.wake_at() for part in self._parts)])
 
     # Links
 
@@ -333,7 +339,7 @@ class Network:
         try:
             while (payloads := await link.receive()) is not None:
                 for each in payloads:
-                    self._receive(peer, decode(each))
+                    self._receive(peer, decode(each), link)
             has_ended = True
         except ConnectionError:  # of the process; a time-out is of the network
             has_ended = True
@@ -358,13 +364,16 @@ class Network:
             self._counts["network.reconnects"] += 1
         peer.links.append(link)
         link.send(encode(self._current_hello(link)))
-        self._receive(peer, hello)
+        self._receive(peer, hello, link)
         return peer
 
-    def _receive(self, peer: Peer, message: Message) -> None:
+    def _receive(self, peer: Peer, message: Message, link: ServedLink) -> None:
         process_id = peer.claim.process_id
         for to, reply in self.health.receive(process_id, message, since_boot()):
-            self.send(to, reply)
+            if isinstance(reply, Probe) and reply.is_answer:  # over the link that is probed
+                link.send(encode(reply))
+            else:
+                self.send(to, reply)
         match message:
             case Hello(turn=turn):
                 if turn < peer.hello.turn:  # it was overtaken
