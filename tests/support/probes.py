@@ -212,10 +212,18 @@ class World:
 
 
 def faults_of_loss(
-    seed: int, seconds: float, *, rules: type[Health] = Health, asks_others: bool = True
+    seed: int,
+    seconds: float,
+    *,
+    rules: type[Health] = Health,
+    asks_others: bool = True,
+    break_every_seconds: float = World.break_every_seconds,
 ) -> list[str]:
     """Return which nodes were removed although all of them run."""
-    one = World(_chance(seed), rules=rules, asks_others=asks_others)
+    chance = _chance(seed)
+    one = World(
+        chance, rules=rules, asks_others=asks_others, break_every_seconds=break_every_seconds
+    )
     one.run(seconds)
     return one.faults
 
