@@ -44,7 +44,7 @@ types: $(STAMP)
 units: units-a-c units-d-z
 
 units-a-c units-d-z: units-%: $(STAMP)
-	$(BIN)/pytest -q -m 'not postgres and not slow' $(wildcard tests/unit/[$*]*) $(if $(filter a-c,$*),tests/promises)
+	$(BIN)/pytest -q -m 'not postgres and not slow' $(wildcard tests/unit/[$*]*) $(if $(filter d-z,$*),tests/promises)
 
 # Integration tests wait for half of their time, so two cores have room for three workers. They
 # differ much in length, so an idle worker takes over half of what another still has to do; until

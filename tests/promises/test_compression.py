@@ -59,6 +59,7 @@ def test_dense_kinds_keep_to_their_bounds(seed: int, shape: tuple[int, ...], sca
     assert np.linalg.norm(error["sign of 2 bits"]) <= np.linalg.norm(error["sign"]) * 1.001
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 99),
     size=st.integers(1, 140_000),
@@ -76,6 +77,7 @@ def test_top_k_keeps_exactly_the_largest_and_first(
     np.testing.assert_array_equal(sent({"kind": "top_k", "ratio": ratio}, array), expected)
 
 
+@pytest.mark.slow
 def test_random_values_have_the_array_as_their_mean() -> None:
     array, ratio = array_of(1, (1000,)), 0.1
     kind = kind_of({"kind": "random", "ratio": ratio, "seed": 5})
@@ -144,6 +146,7 @@ def test_damaged_messages_are_refused_and_add_nothing(spec: Compression) -> None
     assert not out.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 @given(data=st.data())
 def test_any_body_is_decoded_or_refused(spec: Compression, data: st.DataObject) -> None:

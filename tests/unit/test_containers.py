@@ -84,6 +84,7 @@ def test_images_differ_in_extras_and_last_stage(image: str) -> None:
     assert shared[0] == shared[1] or image == "worker", "API and coordinator share their layers"
 
 
+@pytest.mark.slow
 def test_a_setting_can_be_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "url").write_text("postgresql+psycopg://me@db/muster\n")
     environment = {"HOME": str(tmp_path), "MUSTER_DATABASE_URL_FILE": str(tmp_path / "url")}

@@ -14,6 +14,7 @@ SCRIPTS = Path(__file__).parent / "curves.test.mjs"
 NODE = shutil.which("node")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(NODE is None, reason="needs: apt-get install nodejs")
 def test_scripts_compute_curves() -> None:
     done = subprocess.run(

@@ -111,6 +111,7 @@ def test_a_missing_data_directory_degrades(tmp_path: Path) -> None:
     assert "gone" in found.checks.disk.detail
 
 
+@pytest.mark.slow
 def test_pages_escape_every_word_of_the_document() -> None:
     document = hostile(create_app().openapi())
     app = SimpleNamespace(openapi=lambda: document)

@@ -168,6 +168,7 @@ def test_all_ranks_of_a_gang_inherit_from_the_same_job(tmp_path: Path) -> None:
     assert [it.intact for it in own] == [("step_0000000009.g0000",), ()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, NAMES_LIMIT // 8])
 def test_the_newest_of_very_many_checkpoints_are_listed(tmp_path: Path, ranks: int) -> None:
     place, limit = rank_place(tmp_path, 0), min(LISTED_LIMIT, NAMES_LIMIT // ranks)

@@ -179,6 +179,7 @@ def test_a_traceback_of_several_ranks_is_shown_once(
     assert capsys.readouterr().err.splitlines()[1:] == [f"  {again}", "  install it"]
 
 
+@pytest.mark.slow
 def test_a_flood_is_shown_in_parts_and_long_lines_whole(logs: Logs) -> None:
     terminal = logs.terminal()
     line = "x" * (LINE_LIMIT_BYTES + 1)

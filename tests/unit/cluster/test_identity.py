@@ -55,6 +55,7 @@ def test_an_id_is_a_digest_of_the_public_key(tmp_path: Path) -> None:
     assert node_id(file) == found != node_id(tmp_path / "other.key")
 
 
+@pytest.mark.slow
 def test_processes_that_start_at_once_are_one_node(tmp_path: Path) -> None:
     processes = [asking(tmp_path / "node.key") for _ in range(4)]
     for process in processes:

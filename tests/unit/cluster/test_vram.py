@@ -90,6 +90,7 @@ def test_a_gpu_is_chosen_if_all_ranks_fit(
     assert choose(free, 4000, count) == gpu
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(st.sampled_from("ABC"), st.integers(0, 24_000), min_size=1),
     st.lists(st.integers(1, 9000), max_size=12),

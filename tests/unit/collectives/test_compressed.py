@@ -72,7 +72,8 @@ def reducers(
     yield made
 
 
-HOSTS = [[0, 0, 0], [0, 1], [0, 0, 1], [0, 1, 1, 2], [0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 2, 3, 4]]
+MORE_HOSTS = [[0, 0, 0], [0, 1], [0, 0, 1], [0, 0, 1, 1, 2, 2, 3, 3], [0, 1, 2, 3, 4]]
+HOSTS = [[0, 1, 1, 2], *(pytest.param(each, marks=pytest.mark.slow) for each in MORE_HOSTS)]
 
 
 @pytest.mark.parametrize("arenas", [False, True])

@@ -67,6 +67,7 @@ def test_every_half_comes_back_as_it_was(kind: str) -> None:
     np.testing.assert_array_equal(again, np.where(np.isnan(numbers), NAN[kind], bits))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROUNDING)
 @given(seed=st.integers(0, 2**32), size=st.integers(0, 140_000), scale=st.integers(-30, 8))
 def test_any_vector_is_rounded_to_nearest_even(kind: str, seed: int, size: int, scale: int) -> None:

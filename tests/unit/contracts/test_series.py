@@ -64,6 +64,7 @@ def test_an_abandoned_step_far_away_does_not_flatten_the_curve() -> None:
     assert 50 <= len(compact(points, 50, 50)) <= 53
 
 
+@pytest.mark.slow
 @given(
     runs=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 60)), min_size=1, max_size=6),
     limit=st.integers(1, 50),

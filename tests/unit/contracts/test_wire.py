@@ -102,6 +102,7 @@ SENT = {
 DECODERS = list(SENT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decode", DECODERS)
 @settings(max_examples=25)
 @given(data=st.data())

@@ -65,6 +65,7 @@ def test_jobs_are_admitted_in_order(
     assert all(isinstance(it, str) for it in found[admitted:]), "every other job gets a reason"
 
 
+@pytest.mark.slow
 def test_admission_of_thousands_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
     added, add = 0, NodeUse.add
 

@@ -443,6 +443,7 @@ def test_what_the_network_changed_ends_a_sealed_connection(
     play(story, is_remote=True)
 
 
+@pytest.mark.slow
 @settings(max_examples=50)
 @given(place=st.integers(0, 200), byte=st.integers(0, 255), length=st.integers(0, 200))
 def test_no_first_frame_harms_the_server(place: int, byte: int, length: int) -> None:

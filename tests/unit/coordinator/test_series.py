@@ -131,6 +131,7 @@ def test_a_name_is_looked_at_after_some_points(told: Told) -> None:
     assert told.series.due == {"loss"}
 
 
+@pytest.mark.slow
 @given(
     moves=st.lists(
         st.one_of(

@@ -96,6 +96,7 @@ def test_a_tag_outlives_environment_session_and_exec(then: str) -> None:
         kill_cgroup(cgroup)
 
 
+@pytest.mark.slow
 def test_killing_an_attempt_spares_the_next_attempt() -> None:
     uid = uuid4().hex
     with enclosed(f"{uid}/1/0") as process, enclosed(f"{uid}/1/1") as other:

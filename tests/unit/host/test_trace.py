@@ -11,6 +11,7 @@ import pytest
 STAMP = "from muster.host.trace import stamp; stamp('began', rank=3)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 2])
 def test_each_process_appends_its_stamps(tmp_path: Path, count: int) -> None:
     file = tmp_path / "trace"

@@ -233,6 +233,7 @@ class Network:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_sealed", [True, False])
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())

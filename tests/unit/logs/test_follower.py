@@ -71,6 +71,7 @@ def test_each_complete_line_is_read_once(path: Path, parts: list[bytes], limit: 
     assert [one.start for one in found] == [0, *[one.end for one in found]][: len(found)]
 
 
+@pytest.mark.slow
 @given(parts=st.lists(st.tuples(st.text("ab\n", max_size=6), st.integers(0, 3)), max_size=9))
 @PATCHED
 def test_lines_come_together_if_they_have_one_time(

@@ -71,6 +71,7 @@ def complete_size(log: LogFile) -> int:
     return log.line_end_before(log.size(), 0)
 
 
+@pytest.mark.slow
 @PATCHED
 @given(
     text=st.text("ab\r\n", max_size=60).map(str.encode),

@@ -44,6 +44,7 @@ def test_one_master_leads_after_many_and_large_histories() -> None:
     assert found == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "history"), WITHOUT.items())
 def test_every_rule_is_needed(make: type[Election], history: History) -> None:
     assert history(make)

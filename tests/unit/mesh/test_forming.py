@@ -16,6 +16,7 @@ from tests.support.gatherings import WITHOUT, History, faults, faults_anew
 HISTORIES = 300
 
 
+@pytest.mark.slow
 def test_one_group_lives_after_every_history() -> None:
     assert {seed: found for seed in range(HISTORIES) if (found := faults(seed))} == {}
 

@@ -56,6 +56,7 @@ def test_a_node_that_was_stopped_is_removed_and_removes_none() -> None:
     assert faults_of_stops(0, 1200.0) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", WITHOUT)
 def test_without_a_rule_a_peer_that_runs_is_removed(rule: str) -> None:
     assert WITHOUT[rule](0, 1200.0 if rule.startswith("sockets") else 300.0)

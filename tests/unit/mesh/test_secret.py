@@ -39,6 +39,7 @@ def test_a_machine_keeps_its_secret(tmp_path: Path) -> None:
     assert shared_key({}, file) == shared_key({"MUSTER_CLUSTER_KEY": text}, tmp_path / "none")
 
 
+@pytest.mark.slow
 def test_other_names_and_secrets_give_other_keys(tmp_path: Path) -> None:
     file = tmp_path / "none"
     environments: list[dict[str, str]] = [

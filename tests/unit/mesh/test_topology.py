@@ -62,6 +62,7 @@ def test_all_nodes_find_the_same_ring(
     assert ring(chance.sample(ids, len(ids)), dict(mixed)) == order
 
 
+@pytest.mark.slow
 def test_a_large_ring_is_nearly_the_best() -> None:
     worst = 0.0
     for seed in range(20):

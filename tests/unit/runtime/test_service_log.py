@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 LOGGING = """
 import logging, structlog
 from muster.runtime.service_log import configure
@@ -17,6 +19,7 @@ structlog.get_logger().debug("below the level")
 """
 
 
+@pytest.mark.slow
 def test_every_line_is_a_json_object_with_its_service() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOGGING], capture_output=True, check=True, timeout=60
@@ -44,6 +47,7 @@ except ValueError:
 """
 
 
+@pytest.mark.slow
 def test_a_traceback_on_a_terminal_shows_no_values() -> None:
     ours, theirs = os.openpty()
     try:
@@ -57,6 +61,7 @@ def test_a_traceback_on_a_terminal_shows_no_values() -> None:
     assert "hunter2secret" not in output
 
 
+@pytest.mark.slow
 def test_a_full_disk_does_not_change_the_exit_code() -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     program = [sys.executable, "-c", f"{LOGGING}\nraise SystemExit(75)"]

@@ -116,6 +116,7 @@ def test_sums_survive_a_change_of_hosts(ranks: Ranks) -> None:
         assert ranks.sum_up(groups) == [1111.0] * RANKS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["auto", "tcp"])
 @pytest.mark.parametrize("kind", ["int8", "bf16", "random"])
 def test_compressed_sums_survive_a_change_of_hosts(kind: str, backend: str) -> None:
