@@ -51,7 +51,7 @@ class ClusterNode:
 
     name: NodeName
     host: Annotated[str, _text("[A-Za-z0-9_.:%-]", 253, "use a host name or an address")]
-    transport: Literal["local", "ssh"] = "local"
+    transport: Literal["local", "ssh", "mesh"] = "local"
     user: Annotated[str, _text("[A-Za-z0-9_.-]", 32, "use a login name")] | None = None
     """None: the current user."""
     gpus: tuple[Gpu, ...] = ()

@@ -82,6 +82,17 @@ class Bulk(msgspec.Struct, frozen=True, kw_only=True, tag="bulk"):
     """
 
 
+class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
+    """The first message of a link whose bytes are those of a `worker.attach` at its other end."""
+
+
+class Relay(msgspec.Struct, frozen=True, kw_only=True, tag="relay"):
+    """The first message of a link whose bytes are those of a connection to the API."""
+
+    user: str | None
+    """The user of the sender's node who connects, such as ``uid:1000``; None for any other."""
+
+
 class Ring(msgspec.Struct, frozen=True, kw_only=True, tag="ring"):
     """The nodes of the household in the order in which a ring of them is fastest.
 
@@ -100,7 +111,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, tag="note"):
 
 HealthMessage: TypeAlias = Probe | ProbeFor | Reached
 NodeMessage: TypeAlias = ElectionMessage | Measured | Ring
-Message: TypeAlias = Hello | HealthMessage | Leave | OfGroup | NodeMessage | Bulk | Note
+FirstMessage: TypeAlias = Hello | Bulk | Attach | Relay
+Message: TypeAlias = FirstMessage | HealthMessage | Leave | OfGroup | NodeMessage | Note
 
 _decoder: Final = msgspec.msgpack.Decoder(Message)
 encode: Final = msgspec.msgpack.Encoder().encode

@@ -25,7 +25,7 @@ import msgspec
 
 from muster.contracts.errors import AuthenticationFailed, MusterError, WireError, printable
 from muster.host.processes import since_boot
-from muster.links.serving import LinkServer, ServedLink, connect, duplicate, release
+from muster.links.serving import LinkServer, ServedLink, Work, connect, duplicate, release
 from muster.links.session import Answerer, Caller
 from muster.mesh import bandwidth
 from muster.mesh.calls import Address, Calls
@@ -121,6 +121,8 @@ class Network:
         self.readers: dict[str, Callable[[str, bytes], bytes | None]] = {}
         """What takes the notes of a topic, with the id of their sender, in the thread of the loop,
         and may answer."""
+        self.servers: dict[type[Message], Callable[[ServedLink, Claim, Any], Work]] = {}
+        """What serves the links of a first message of this type, in the thread of the loop."""
         self._counts = {"network.reconnects": 0, "peers.gone": 0}
         self._listening = listening
         self.health = Health(preset, random.SystemRandom())
@@ -321,6 +323,7 @@ class Network:
 
     async def _serve(self, link: ServedLink, payload: bytes) -> None:
         """Do what the first message of a link asks for."""
+        claim = claim_of(link.session.claim)
         match decode(payload):
             case Bulk():
                 await bandwidth.take(link)
@@ -328,7 +331,9 @@ class Network:
                 if warning := hello.relayed_by(_host_of(link)):
                     self.warn(warning)
                 else:
-                    await self._exchange(link, claim_of(link.session.claim), hello)
+                    await self._exchange(link, claim, hello)
+            case first if serve := self.servers.get(type(first)):
+                await serve(link, claim, first)
             case _:
                 pass
 

@@ -157,6 +157,7 @@ class DataDir:
     election = _Below("election.json")
     node_lock = _Below("node.lock")
     node_record = _Below("node.json")
+    nodes = _Below("nodes.json")
     coordinator_address = _Below("coordinator.json")
     ssh_sockets = _Below("ssh")
     disk_reserve = _Below("disk.reserve")

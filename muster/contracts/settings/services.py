@@ -87,6 +87,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Annotated[
         Path | None, Variable(CLUSTER, "The cluster file, which describes the machines.")
     ] = None
+    nodes: Annotated[
+        Path | None,
+        Variable("MUSTER_NODES", "The file of the nodes of a household; `muster node` sets it."),
+    ] = None
     engines: Annotated[
         frozenset[str],
         Variable(

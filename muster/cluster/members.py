@@ -1,0 +1,68 @@
+"""The nodes of a household, as the node that leads tells its services.
+
+It writes a file whenever one comes, goes or has another address; the services read it anew.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from muster.cluster.description import Cluster, ClusterNode
+from muster.contracts.agent import LOOPBACK
+from muster.host.files import replace_private
+
+
+class MemberNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One node."""
+
+    node_id: str
+    name: str
+    """Of its machine, for people."""
+    slots: int
+    cores: int
+    ram_mb: int
+    address: tuple[str, int] | None
+    """Where it listens, or did so last; None for the node that leads."""
+    leader_host: str = LOOPBACK
+    """The address of the leading machine that this node reaches."""
+    is_linked: bool = True
+
+
+class Members(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file holds."""
+
+    cluster_id: str
+    nodes: tuple[MemberNode, ...]
+
+    @property
+    def cluster(self) -> Cluster:
+        """The nodes as placement sees them. Rows name a node by its id, which outlives its name."""
+        return Cluster(nodes=tuple(map(_described, self.nodes)))
+
+    def find(self, node_id: str) -> MemberNode | None:
+        return next((node for node in self.nodes if node.node_id == node_id), None)
+
+
+def write_members(file: Path, members: Members) -> None:
+    """Raises OSError."""
+    replace_private(file, msgspec.json.encode(members))
+
+
+def read_members(file: Path) -> Members | None:
+    """Return what the file holds; None if it is missing or damaged."""
+    with suppress(OSError, msgspec.MsgspecError):
+        return msgspec.json.decode(file.read_bytes(), type=Members)
+    return None
+
+
+def _described(node: MemberNode) -> ClusterNode:
+    return ClusterNode(
+        name=node.node_id,
+        host=node.leader_host if node.address is None else node.address[0],
+        transport="local" if node.address is None else "mesh",
+        slots=node.slots,
+        cpu_cores=node.cores,
+        ram_mb=node.ram_mb,
+        max_adapters=node.slots,
+    )
