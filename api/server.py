@@ -117,6 +117,7 @@ def serve() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
     processes.unblock_sigint()
+    processes.await_start(os.environ)
     try:
         settings = ServiceSettings.read(os.environ, cores=usable_processors())
         access = AccessSettings.read(os.environ)

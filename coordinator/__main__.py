@@ -25,6 +25,7 @@ def main() -> int:
         run = processes.module_command("cli", "run")
         os.execv(run[0], run)  # noqa: S606  our own command, which reads the job from the environment
     processes.exit_with_parent(os.environ)
+    processes.await_start(os.environ)
     service_log.configure("coordinator")
     try:
         settings = ServiceSettings.read(os.environ, cores=usable_processors())

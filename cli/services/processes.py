@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 from cli.output import say
 from muster.contracts.errors import MusterError
 from muster.contracts.job.retry import describe_status
-from muster.contracts.settings.names import LIFELINE_FD
+from muster.contracts.settings.names import LIFELINE_FD, STANDBY
 from muster.contracts.settings.paths import DataDir
 from muster.host.limits import ShellLimits
 from muster.host.processes import module_command, sigint_blocked
@@ -43,6 +43,8 @@ class Service:
     """Where it writes; None: where its owner does."""
     limits: ShellLimits | None = None
     """Those that it starts with, if its owner has changed its own."""
+    is_standby: bool = False
+    """It loads its modules, and opens nothing until `start`."""
     has_served: bool = False
     """Set by the owner. Before that, an exit code above 0 is final: the settings are wrong."""
     _process: asyncio.subprocess.Process | None = None
@@ -68,26 +70,40 @@ class Service:
             os.close(writing)
         return code
 
+    def start(self) -> None:
+        """Let a stand-by begin."""
+        if self.is_standby and self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(b"\n")
+        self.is_standby = False
+
     def end(self, number: signal.Signals) -> None:
         """End the service for good; may be called again with a stronger signal."""
         self._signal = number
         self._ending.set()
+        if self.is_standby and self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()  # SIGINT is still blocked there
         self._send()
 
     async def _run_once(self, lifeline: int) -> int:
+        is_standby = self.is_standby
+        environ = {**self.environ, LIFELINE_FD: str(lifeline)}
+        if is_standby:
+            environ[STANDBY] = "1"
         with sigint_blocked():
             self._process = await asyncio.create_subprocess_exec(
                 *self.command,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE if is_standby else asyncio.subprocess.DEVNULL,
                 stdout=self.output,
                 stderr=self.output,
-                env={**self.environ, LIFELINE_FD: str(lifeline)},
+                env=environ,
                 umask=-1 if self.limits is None else self.limits.umask,
                 pass_fds=(lifeline,),
                 start_new_session=True,
             )
         if self.limits is not None:
             self.limits.apply_to(self._process.pid)
+        if is_standby and not self.is_standby and self._process.stdin is not None:
+            self._process.stdin.write(b"\n")  # `start` was called meanwhile
         self._send()  # `end` may have been called while the process was being created
         return await self._process.wait()
 
@@ -107,6 +123,7 @@ class ServicePair:
         limits: ShellLimits | None = None,
         *,
         is_coordinator_held: bool = False,
+        is_standby: bool = False,
     ) -> None:
         """Start both, or the coordinator later; needs a running event loop.
 
@@ -116,6 +133,7 @@ class ServicePair:
         self._coordinator = Service(
             "coordinator", module_command("coordinator"), environ, output, limits
         )
+        self._api.is_standby = self._coordinator.is_standby = is_standby
         self.api = asyncio.create_task(self._api.run())
         self._may_coordinate = asyncio.Event()
         if not is_coordinator_held:
@@ -129,6 +147,17 @@ class ServicePair:
     def start_coordinator(self) -> None:
         """Start it, unless it was started."""
         self._may_coordinate.set()
+
+    def start(self) -> None:
+        """Let both begin, which were a stand-by so far."""
+        self._api.start()
+        self._coordinator.start()
+
+    async def hand_over(self) -> None:
+        """End both, while agents and ranks run on."""
+        self._coordinator.end(signal.SIGTERM)
+        await self.coordinator
+        await self.end_api()
 
     def mark_served(self) -> None:
         """Restart them whenever they end from now on."""

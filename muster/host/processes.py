@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from muster.contracts.rank import ProcessRecord
-from muster.contracts.settings.names import LIFELINE_FD
+from muster.contracts.settings.names import LIFELINE_FD, STANDBY
 from muster.host.files import closing
 
 _PROC: Final = Path("/proc")
@@ -320,6 +320,12 @@ def exit_with_parent(environ: Mapping[str, str]) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
         threading.Thread(target=interrupt_at_end, name="parent-pipe", daemon=True).start()
+
+
+def await_start(environ: Mapping[str, str]) -> None:
+    """Return once this service may begin, at once if it is no stand-by; exit if it never may."""
+    if environ.get(STANDBY) and not os.read(sys.stdin.fileno(), 1):
+        sys.exit(0)
 
 
 @contextmanager

@@ -10,6 +10,16 @@ from muster.mesh.forming import FormingMessage
 from muster.mesh.topology import Link, Machine
 
 
+class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The cluster of a node."""
+
+    cluster_id: str
+    founder: str
+    """The id of the node that has its rows."""
+    name: str
+    """Of the founder's machine."""
+
+
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """What a process is and waits for; sent first, and whenever it changes."""
 
@@ -28,6 +38,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """Of this end of the link, in its first hello."""
     machine: Machine | None = None
     """What a node has; None for a script."""
+    cluster: ClusterRecord | None = None
+    """Of a node; None while it belongs to none."""
 
     def relayed_by(self, seen: str) -> str:
         """Return a warning if its sender is seen elsewhere: a stranger may announce a relay."""

@@ -74,6 +74,11 @@ class Peer:
         return frozenset(_host_of(self.links[-1], end) for end in ends)
 
     @property
+    def own_host(self) -> str:
+        """The address of this machine at the newest link, "" while there is none."""
+        return _host_of(self.links[-1], "sockname") if self.links else ""
+
+    @property
     def member(self) -> Member:
         return Member(
             process_id=self.process_id,

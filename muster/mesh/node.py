@@ -1,14 +1,13 @@
-"""The node of this machine: who leads the household, and how fast the links between nodes are.
+"""The node of this machine: who leads the household.
 
-A part of the network. What follows is decided in `election` and `topology`; this module stores,
-sends and measures. Its process has another id at each start, so nodes are known by the key of
-their machine.
+A part of the network. What follows is decided in `election`; this module stores
+and sends. Its process has another id at each start, so nodes are known by the key of their machine.
 """
 
 import platform
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from random import SystemRandom
 from typing import Final
@@ -16,12 +15,11 @@ from typing import Final
 import msgspec
 
 from muster.checkpoints.local import LocalFileSystem, replace_file
-from muster.contracts.errors import AuthenticationFailed, WireError
+from muster.contracts.errors import printable
 from muster.host.gpus import total_memory_mb
 from muster.host.limits import usable_memory_mb, usable_processors
 from muster.host.private import UnusableDirectory
 from muster.host.processes import since_boot
-from muster.mesh import bandwidth
 from muster.mesh.election import (
     CLOCK_LIMIT_SECONDS,
     Ask,
@@ -30,13 +28,16 @@ from muster.mesh.election import (
     EventKind,
     Outdated,
     Report,
+    State,
     Stored,
     is_clock_credible,
 )
+from muster.mesh.founding import Founding
 from muster.mesh.identity import Member
-from muster.mesh.messages import Hello, Measured, Message, Ring
+from muster.mesh.messages import ClusterRecord, Hello, Measured, Message
 from muster.mesh.network import NAME_LIMIT, Network, Peer
-from muster.mesh.topology import Link, Machine, is_due, ring
+from muster.mesh.node_links import NodeLinks
+from muster.mesh.topology import Link, Machine
 
 STATUS: Final = "status"
 """The topic of notes that ask a node for its `Status`."""
@@ -44,17 +45,8 @@ STATUS: Final = "status"
 SLEEP_SECONDS: Final = 15.0
 """After a longer stop a node begins a new session: others have removed it, or will."""
 
-SETTLE_SECONDS: Final = 5.0
-"""From the meeting of two nodes to the measurement of their link."""
-
-RETRY_SECONDS: Final = 60.0
-"""After a measurement that failed."""
-
 CLOCK_STEP_SECONDS: Final = 60.0
 """By which the clock of this machine is set before others hear it anew."""
-
-ORDER_SECONDS: Final = 1.0
-"""From one ring to the next: many links are measured at once, and a ring takes a tenth of this."""
 
 EVENT_LIMIT: Final = 64
 
@@ -105,11 +97,16 @@ class Node:
         file: Path,
         tell: Callable[[str], None],
         time_of_day: Callable[[], float] = time.time,
+        *,
+        founding: Founding | None = None,
+        slots: int = 1,
     ) -> None:
         """`file` keeps session and epoch, and `tell` gets a line for people at each event.
 
-        Raises `UnusableDirectory` if the file cannot be written.
+        `slots` is how many ranks may run here. Without `founding` any node may lead, as it has no
+        rows to keep. Raises `UnusableDirectory` if the file cannot be written.
         """
+        self.founding = founding
         self._network = network
         self._file = file
         self._tell = tell
@@ -119,12 +116,7 @@ class Node:
         """The process of each linked node, by the id of the node."""
         self._clocks: dict[str, float] = {}
         """The time of day at each linked node, when this machine was started."""
-        self._measure_at: dict[str, float] = {}
-        self._links: dict[tuple[str, str], Link] = {}
-        self._is_measuring = False
-        self._ring: tuple[str, ...] = (network.node_id,)
-        self._is_ring_old = False
-        self._ordered_at = float("-inf")
+        self._links = NodeLinks(network, self._nodes)
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
@@ -145,6 +137,7 @@ class Node:
                 f"{file} cannot be written, and a node that forgets its session is not believed: "
                 "make room there, or set MUSTER_DATA_DIR"
             )
+        self._began_at = self._awake_at
         network.readers[STATUS] = lambda asker, _: msgspec.json.encode(self.status(asker))
         network.attach(self)
         machine = Machine(
@@ -152,8 +145,29 @@ class Node:
             ram_mb=usable_memory_mb(),
             gpu_memory_mb=total_memory_mb(),
             chip=platform.machine(),
+            slots=slots,
         )
-        network.do(lambda: network.say(machine=machine))
+        network.do(lambda: network.say(machine=machine, cluster=self.cluster))
+
+    @property
+    def leads(self) -> bool:
+        """Whether this node leads, and has the rows of its cluster."""
+        is_founder = self.cluster is not None and self.cluster.founder == self._network.node_id
+        return is_founder and self._election.state is State.MASTER
+
+    @property
+    def cluster(self) -> ClusterRecord | None:
+        """The cluster of this node; None while it belongs to none."""
+        return None if self.founding is None else self.founding.record
+
+    @property
+    def master(self) -> str | None:
+        """The id of the node that leads, as far as this one knows."""
+        return self._election.master
+
+    def process_of(self, node: str) -> str:
+        """Return the process id of a linked node, "" if it is not linked."""
+        return self._nodes.get(node, "")
 
     def status(self, asker: str = "") -> Status:
         """Return what this node knows, without the process that asks."""
@@ -166,9 +180,9 @@ class Node:
             master=election.master,
             epoch=election.epoch,
             may_lead=self._may_lead(),
-            ring=self._ring,
+            ring=self._links.ring,
             peers=tuple(map(self._peer_status, peers)),
-            links=tuple(self._links.values()),
+            links=tuple(self._links.known.values()),
             events=tuple(self._events),
             counters=network.counters() | self._counts,
             warnings=(*network.warnings, *self._problems),
@@ -178,25 +192,25 @@ class Node:
 
     def receive(self, peer: Peer, message: Message) -> None:
         now = self._wake()
-        is_node = self._is_node(peer)
+        is_node = self.is_node(peer)
         match message:
             case Hello(machine=None):
-                self._greet_script(peer)
+                self._links.greet_script(peer)
             case Hello():
                 self._greet_node(peer, now)
             case Ask() | Report() | Outdated() if is_node:
                 self._election.receive(peer.node_id, message, now)
             case Measured(links=links) if is_node:
-                self._learn(links)
+                self._links.learn(links)
 
     def renew(self, peer: Peer) -> None:
-        if self._is_node(peer):
+        if self.is_node(peer):
             self._welcome(peer, self._wake())
         else:
-            self._greet_script(peer)
+            self._links.greet_script(peer)
 
     def lose(self, peer: Peer) -> None:
-        if not self._is_node(peer):
+        if not self.is_node(peer):
             return
         node, now = peer.node_id, self._wake()
         # The last hello of a process that is gone may have come after that of its successor.
@@ -205,15 +219,19 @@ class Node:
                 self._welcome(other, now)
                 return
         self._note(f"{self._name(node, peer)} {'has left' if peer.has_left else 'is gone'}")
+        self._forget(node, now)
+
+    def _forget(self, node: str, now: float) -> None:
         del self._nodes[node], self._clocks[node]
         self._election.lose(node, now)
-        self._is_ring_old = True
+        self._links.is_ring_old = True
 
     def check(self) -> None:
         now = self._wake()
         self._say_clock(now)
         self._election.permit(now, may_lead=self._may_lead())
         self._election.check(now)
+        self._found()
         due = self._election.take()
         self._store(due)
         if self._unsaved is None:
@@ -227,10 +245,9 @@ class Node:
         for change in changes:
             self._counts[f"peers.{change.condition}"] += 1
             peer = self._network.peers.get(change.peer)
-            if peer is not None and self._is_node(peer):
+            if peer is not None and self.is_node(peer):
                 self._note(f"{self._name(peer.node_id)} is {change.condition}")
-        self._order(now)
-        self._begin_to_measure(now)
+        self._links.check(now)
         told, self._problems = self._problems, [*self._own_problems()]
         for text in self._problems:
             if text not in told:
@@ -300,8 +317,24 @@ class Node:
         return {node: clock - own for node, clock in self._clocks.items()}
 
     def _may_lead(self) -> bool:
-        """Whether this node has a disk to remember by, and a clock that others agree with."""
-        return self._unsaved is None and is_clock_credible(self._offsets_seconds().values())
+        """Whether this node has the rows, a disk to remember by, and a clock that others share."""
+        alone_seconds = 0 if self._nodes else self._awake_at - self._began_at
+        founding, own = self.founding, self._network.node_id
+        has_rows = founding is None or founding.may_lead(own, alone_seconds)
+        is_able = self._unsaved is None and is_clock_credible(self._offsets_seconds().values())
+        return has_rows and is_able
+
+    def _found(self) -> None:
+        """Begin a cluster if this node is the first that leads."""
+        founding, network = self.founding, self._network
+        if self._election.state is State.MASTER and founding and founding.record is None:
+            try:
+                founding.found(network.node_id, network.hello.host)
+            except OSError as error:
+                self._disk_error = error.strerror or str(error)
+            else:
+                self._note("this node has founded the cluster, and has its jobs")
+                network.say(cluster=founding.record)
 
     def _own_problems(self) -> Iterator[str]:
         for node, offset_seconds in self._offsets_seconds().items():
@@ -324,75 +357,45 @@ class Node:
         if node == network.node_id:
             network.warn(f"{peer.member} has the key of this node: remove node.key there")
             return
+        if self._is_of_other_cluster(peer):
+            if self.is_node(peer):
+                self._forget(node, now)
+            return
         self._clocks[node] = peer.hello.clock - now
-        if not self._is_node(peer):
+        if not self.is_node(peer):
             self._welcome(peer, now)
 
-    def _welcome(self, peer: Peer, now: float) -> None:
-        node, network = peer.node_id, self._network
-        self._nodes[node] = peer.process_id
-        self._measure_at[node] = now + SETTLE_SECONDS
-        network.send(peer.process_id, Measured(links=tuple(self._links.values())))
-        self._election.meet(node, now)
-        self._is_ring_old = True
+    def _is_of_other_cluster(self, peer: Peer) -> bool:
+        """Whether a node has no part in the cluster of this one, which joins its if it has none."""
+        theirs, own = peer.hello.cluster, self.cluster
+        if self.founding is None or theirs is None:
+            return False
+        if own is not None and own.cluster_id == theirs.cluster_id:
+            return False
+        name = self._name(peer.node_id, peer)
+        if own is not None:
+            self._network.warn(
+                f"{name} is of the cluster that {printable(theirs.name)} has founded, and this "
+                f"machine of the one of {own.name}: type muster node leave on one of the two"
+            )
+            return True
+        try:
+            self.founding.join(theirs)
+        except OSError as error:
+            self._network.warn(f"the cluster of {name} cannot be joined: {error}")
+            return True
+        self._note(f"this node has joined the cluster that {printable(theirs.name)} has founded")
+        self._network.say(cluster=theirs)
+        return False
 
-    def _is_node(self, peer: Peer) -> bool:
+    def _welcome(self, peer: Peer, now: float) -> None:
+        self._nodes[peer.node_id] = peer.process_id
+        self._links.meet(peer, now)
+        self._election.meet(peer.node_id, now)
+
+    def is_node(self, peer: Peer) -> bool:
         """Whether it is the node of its machine, and no script beside it."""
         return self._nodes.get(peer.node_id) == peer.process_id
-
-    def _greet_script(self, peer: Peer) -> None:
-        if peer.node_id == self._network.node_id:
-            self._network.send(peer.process_id, Ring(nodes=self._ring))
-
-    def _order(self, now: float) -> None:
-        """Form the ring anew if that is due, and tell the scripts of this machine."""
-        if not self._is_ring_old or now < self._ordered_at + ORDER_SECONDS:
-            return
-        self._is_ring_old, self._ordered_at = False, now
-        speeds = {pair: link.bytes_per_second for pair, link in self._links.items()}
-        before, self._ring = self._ring, ring([*self._nodes, self._network.node_id], speeds)
-        if self._ring != before:
-            for peer in self._network.peers.values():
-                if peer.hello.machine is None:
-                    self._greet_script(peer)
-
-    def _learn(self, links: Iterable[Link]) -> None:
-        linked = {self._network.node_id, *self._nodes}
-        for link in links:
-            known = self._links.get(link.nodes)
-            is_new = known is None or link.measured_at > known.measured_at
-            if is_new and linked.issuperset(link.nodes):  # each node says its own when it is met
-                self._links[link.nodes] = link
-                self._is_ring_old = True
-
-    def _begin_to_measure(self, now: float) -> None:
-        """Measure one link at a time, while no script of both machines is in a group."""
-        if self._is_measuring:
-            return
-        peers, own = self._network.peers, self._network.node_id
-        busy = {peer.node_id for peer in peers.values() if peer.hello.group is not None}
-        for node, process_id in self._nodes.items():
-            peer, last = peers[process_id], self._links.get((own, node))
-            is_idle = peer.links and now >= self._measure_at[node] and not busy & {own, node}
-            if is_idle and is_due(own, node, last, peer.ends, time.time()):
-                self._is_measuring = True
-                self._network.run(self._measure(peer))
-                return
-
-    async def _measure(self, peer: Peer) -> None:
-        node, ends = peer.node_id, peer.ends
-        self._measure_at[node] = since_boot() + RETRY_SECONDS
-        try:
-            speed = await bandwidth.measure(peer.member.address, self._network.identity)
-        except (OSError, EOFError, AuthenticationFailed, WireError):
-            return  # the link is going, or slow: it is tried again
-        finally:
-            self._is_measuring = False
-        pair, now = (self._network.node_id, node), time.time()
-        links = (Link(nodes=pair, bytes_per_second=speed, measured_at=now, addresses=ends),)
-        self._learn(links)
-        for process_id in self._nodes.values():
-            self._network.send(process_id, Measured(links=links))
 
     # For people
 

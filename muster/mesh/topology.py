@@ -42,6 +42,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Of all GPUs together."""
     chip: str
     """Such as x86_64."""
+    slots: int = 0
+    """How many ranks may run there at once."""
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):

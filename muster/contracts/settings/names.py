@@ -30,6 +30,9 @@ PREFORK_FD: Final = "MUSTER_PREFORK_FD"
 """The descriptor of a prefork server's channel to its agent."""
 LIFELINE_FD: Final = "MUSTER_LIFELINE_FD"
 """The descriptor of a pipe that closes when `muster up` ends, which ends its services."""
+STANDBY: Final = "MUSTER_STANDBY"
+"""Set for a service that loads its modules, and opens nothing before it reads a byte from its
+standard input."""
 ERROR_FILE: Final = "TORCHELASTIC_ERROR_FILE"
 """Where a program may write its error, as torch's `@record` does."""
 STORE_KEYS: Final = (
@@ -45,6 +48,7 @@ SERVICE_ONLY: Final = frozenset(
         "MUSTER_DATABASE_URL",
         "MUSTER_TOKEN",
         LIFELINE_FD,
+        STANDBY,
         *STORE_KEYS,
         # Of the service's own Slurm allocation; Lightning would take them for those of the rank.
         "SLURM_NTASKS",

@@ -1,0 +1,61 @@
+"""Which cluster this node belongs to, and whether it has the rows of that.
+
+One node founds the cluster: that on which the secret was made, or, where all have it from the
+environment, the first that leads. The rows are on that node alone, so no other one leads. Nodes
+that meet it write down to which cluster they belong, and have no part in any other.
+"""
+
+import uuid
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster.contracts.errors import MusterError
+from muster.host.files import replace_private
+from muster.mesh.messages import ClusterRecord
+
+ALONE_SECONDS: Final = 30.0
+"""A node that nothing marks as the founder waits so long for others before it founds a cluster: it
+may have been started before its network."""
+
+
+class Founding:
+    """What a node keeps on its disk of its cluster."""
+
+    def __init__(self, file: Path, *, has_mark: bool, has_secret_file: bool) -> None:
+        """`has_mark` tells that the secret was made here. Raises `MusterError`."""
+        self._file = file
+        self._has_mark = has_mark
+        self._may_be_first = not has_secret_file
+        self.record = self._read()
+
+    def may_lead(self, node_id: str, alone_seconds: float) -> bool:
+        """Return whether this node has the rows, or founds the cluster when it is elected.
+
+        `alone_seconds` is for how long it has waited for another node; 0 if one is linked.
+        """
+        if self.record is not None:
+            return self.record.founder == node_id
+        is_first = self._may_be_first and not 0 < alone_seconds < ALONE_SECONDS
+        return self._has_mark or is_first
+
+    def found(self, node_id: str, name: str) -> None:
+        """Begin a cluster. Raises OSError."""
+        self.join(ClusterRecord(cluster_id=uuid.uuid4().hex, founder=node_id, name=name))
+
+    def join(self, record: ClusterRecord) -> None:
+        """Write down to which cluster this node belongs. Raises OSError."""
+        replace_private(self._file, msgspec.json.encode(record))
+        self.record = record
+
+    def _read(self) -> ClusterRecord | None:
+        try:
+            return msgspec.json.decode(self._file.read_bytes(), type=ClusterRecord)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError) as error:
+            raise MusterError(
+                f"{self._file} cannot be read ({error}), so it is not known to which cluster this "
+                "node belongs: restore it from a backup, or type muster node leave"
+            ) from error

@@ -1,0 +1,144 @@
+"""The members of the cluster, as the node that leads has them on its disk.
+
+A node that is not linked stays a member: its machine may be off, and agents may run there. It goes
+when it says goodbye, which it does when it ends in order, or when a person has it forgotten.
+"""
+
+from collections.abc import Callable
+from enum import StrEnum
+from math import inf
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from muster.cluster.members import MemberNode, Members, read_members, write_members
+from muster.contracts.errors import printable
+from muster.host.limits import usable_memory_mb, usable_processors
+from muster.mesh.messages import ClusterRecord, Hello, Message
+from muster.mesh.network import NAME_LIMIT, Network, Peer
+from muster.mesh.node import Node
+
+
+class Role(StrEnum):
+    """What the services of a node do."""
+
+    NONE = "none"
+    """Another node has the rows."""
+    STANDBY = "standby"
+    LEADS = "leads"
+
+
+FORGET: Final = "forget"
+"""The topic of notes that have the node that leads forget a member, by its name or id."""
+
+
+class Roster:
+    """A part of the network of a node, attached after its `Node`."""
+
+    def __init__(
+        self,
+        network: Network,
+        node: Node,
+        file: Path,
+        slots: int,
+        on_role: Callable[[Role], None],
+    ) -> None:
+        """`on_role` is called in the thread of the network whenever the role changes."""
+        self._network = network
+        self._node = node
+        self._file = file
+        self._slots = slots
+        self._on_role = on_role
+        self._role: Role | None = None
+        kept = read_members(file)
+        self._written = kept
+        self._members = {member.node_id: member for member in (kept.nodes if kept else ())}
+        for node_id, member in self._members.items():
+            self._members[node_id] = msgspec.structs.replace(member, is_linked=False)
+        self.problem = ""
+        """Why the file could not be written."""
+        network.readers[FORGET] = lambda _, name: self._forget(name.decode(errors="replace"))
+        network.attach(self)
+
+    def receive(self, peer: Peer, message: Message) -> None:
+        if isinstance(message, Hello):
+            self._note(peer)
+
+    def renew(self, peer: Peer) -> None:
+        self._note(peer)
+
+    def lose(self, peer: Peer) -> None:
+        node_id = peer.node_id
+        if node_id not in self._members or self._node.process_of(node_id):
+            return  # another process of its machine is linked
+        if peer.has_left and peer.hello.machine is not None:
+            del self._members[node_id]
+        elif peer.hello.machine is not None:
+            member = msgspec.structs.replace(self._members[node_id], is_linked=False)
+            self._members[node_id] = member
+
+    def check(self) -> None:
+        record, own = self._node.cluster, self._network.node_id
+        if self._node.leads and record is not None:
+            self._write(record)
+        is_elsewhere = record is not None and record.founder != own
+        role = Role.LEADS if self._node.leads else Role.NONE if is_elsewhere else Role.STANDBY
+        if role != self._role:
+            self._role = role
+            self._on_role(role)
+
+    def wake_at(self) -> float:
+        return inf
+
+    def _write(self, record: ClusterRecord) -> None:
+        members = Members(
+            cluster_id=record.cluster_id,
+            nodes=(self._own(), *(self._members[each] for each in sorted(self._members))),
+        )
+        if members == self._written:
+            return
+        try:
+            write_members(self._file, members)
+        except OSError as error:
+            self.problem = f"{self._file} cannot be written ({error}): make room there"
+        else:
+            self._written, self.problem = members, ""
+
+    def _note(self, peer: Peer) -> None:
+        machine = peer.hello.machine
+        if machine is None or not self._node.is_node(peer):
+            return
+        self._members[peer.node_id] = MemberNode(
+            node_id=peer.node_id,
+            name=printable(peer.hello.host)[:NAME_LIMIT],
+            slots=max(machine.slots, 1),
+            cores=machine.cores,
+            ram_mb=machine.ram_mb,
+            address=peer.member.address,
+            leader_host=peer.own_host,
+        )
+
+    def _own(self) -> MemberNode:
+        return MemberNode(
+            node_id=self._network.node_id,
+            name=self._network.hello.host,
+            slots=self._slots,
+            cores=usable_processors(),
+            ram_mb=usable_memory_mb(),
+            address=None,
+        )
+
+    def _forget(self, name: str) -> bytes:
+        """Forget a member that is away; return why that is not done, or nothing."""
+        found = [one for one in self._members.values() if name in (one.node_id, one.name)]
+        if not self._node.leads:
+            return b"this node does not lead"
+        if len(found) != 1:
+            names = ", ".join(sorted(f"{one.name} ({one.node_id})" for one in found))
+            return (f"several nodes have this name: {names}" if found else "no such node").encode()
+        if found[0].is_linked:
+            return b"it is linked: end it there with Ctrl-C, or muster node leave"
+        del self._members[found[0].node_id]
+        self._network.act()
+        return b""
