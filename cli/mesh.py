@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -19,7 +18,7 @@ import msgspec
 from cli.checks.doctor import Finding, Verdict, finding_lines
 from cli.config import origin_of, read_config_file
 from cli.errors import ExitCode
-from cli.node import joining, read_node_port
+from cli.node import LISTEN_SECONDS, ask_node, joining
 from cli.output import Column, Group, Output, columns, facts, output_option, say, show
 from cli.services.record import service_settings
 from muster.contracts.settings.paths import DataDir
@@ -30,10 +29,6 @@ if TYPE_CHECKING:
     from muster.mesh.group import Mesh
     from muster.mesh.node import Status
 
-LISTEN_SECONDS: Final = 3.0
-"""Processes that start at once have all heard each other after 1.3 s."""
-
-POLL_SECONDS: Final = 0.05
 WATCH_SECONDS: Final = 1.0
 EVENT_LINES: Final = 5
 
@@ -89,7 +84,7 @@ def mesh(ctx: click.Context, *, seconds: float | None, watch: bool, output: Outp
     if watch and output is not Output.TABLE:
         raise click.UsageError("--watch shows tables: leave out --watch or --output")
     with joining() as own:
-        status = _ask_node(own, LISTEN_SECONDS if seconds is None else seconds)
+        status = ask_node(own, LISTEN_SECONDS if seconds is None else seconds)
         if watch:
             _watch(own, status)
         elif status is None:
@@ -113,30 +108,6 @@ def _show_processes(own: Mesh, output: Output) -> None:
         say(_NO_NODE)
     else:
         say(_ALONE)
-
-
-def _ask_node(own: Mesh, seconds: float) -> Status | None:
-    """Return what a node knows, first that of this machine; None if none answers in time."""
-    from muster.mesh.node import STATUS, Status  # noqa: PLC0415  as `Mesh`
-
-    answers: SimpleQueue[bytes] = SimpleQueue()
-    own.network.readers[STATUS] = lambda _, payload: answers.put(payload)
-    if (port := read_node_port(DataDir(service_settings().data_dir))) is not None:
-        own.network.find(("127.0.0.1", port))
-    until = time.monotonic() + seconds
-    while True:
-        nodes = [each for each, hello in own.network.hellos() if hello.machine is not None]
-        local = [each for each in nodes if each.node_id == own.network.node_id]
-        left_seconds = until - time.monotonic()
-        # That of this machine may be linked a little later than others.
-        for each in local or (nodes if port is None or left_seconds <= 0 else []):
-            own.network.send_note(each.process_id, STATUS, b"")
-            with suppress(Empty):
-                answer = answers.get(timeout=max(left_seconds, POLL_SECONDS))
-                return msgspec.json.decode(answer, type=Status)
-        if left_seconds <= 0:
-            return None
-        time.sleep(POLL_SECONDS)
 
 
 def _lines(status: Status) -> Iterator[str]:
@@ -184,14 +155,14 @@ def _watch(own: Mesh, status: Status | None) -> None:
             lines = _lines(status) if status else [_NO_NODE]
             live.update(Text("\n".join(lines), no_wrap=True), refresh=True)
             time.sleep(WATCH_SECONDS)
-            status = _ask_node(own, LISTEN_SECONDS)
+            status = ask_node(own, LISTEN_SECONDS)
 
 
 @mesh.command()
 def secret() -> None:
     """Make the secret of this household; it is printed only once."""
     text = make_secret()
-    _keep(text)
+    _keep(text).founder_mark.touch(mode=0o600)
     click.echo(text)
     say("on each other machine type it after: muster mesh join")
 
@@ -230,7 +201,7 @@ def doctor(*, names: tuple[str, ...], output: Output) -> None:
         sys.exit(ExitCode.FAILED)
 
 
-def _keep(text: str) -> None:
+def _keep(text: str) -> DataDir:
     files = DataDir(service_settings().data_dir)
     make_private(files.root)
     keep_secret(files.cluster_key, text)
@@ -239,3 +210,4 @@ def _keep(text: str) -> None:
         say(f"scripts do not read your config.toml: export MUSTER_DATA_DIR={files.root}")
     if os.environ.get(KEY_VARIABLE):
         say(f"{KEY_VARIABLE} is set, and used instead of it")
+    return files

@@ -2,57 +2,148 @@
 
 from __future__ import annotations
 
-import fcntl
+import asyncio
+import os
+import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Final
 
 import click
 import msgspec
 
-from cli.output import say
-from cli.services.record import open_for_append, service_settings
+from cli.output import Group, say
+from cli.services.record import (
+    ServiceRecord,
+    read_record,
+    service_lock,
+    service_settings,
+    write_record,
+)
 from cli.services.signals import interrupt_at_signals
+from cli.services.up import end_detached
+from muster.cluster.identity import node_id
+from muster.cluster.members import read_members
 from muster.contracts.errors import MusterError
-from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings.paths import DataDir
-from muster.host.files import replace_private
-from muster.host.private import UnusableDirectory
-from muster.host.processes import is_running, this_process
+from muster.contracts.settings.services import DEFAULT_HOST, ServiceSettings, local_url
+from muster.host.extras import require_server
+from muster.host.processes import module_command, this_process
+from muster.mesh.secret import KEY_VARIABLE
 
 if TYPE_CHECKING:
+    from muster.mesh.founding import EarlierJobs
     from muster.mesh.group import Mesh
+    from muster.mesh.node import Status
+
+LISTEN_SECONDS: Final = 3.0
+"""Processes that start at once have all heard each other after 1.3 s."""
+
+POLL_SECONDS: Final = 0.05
 
 
-class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A `muster node`, and the port at which it listens."""
-
-    process: ProcessRecord
-    port: int
-
-
-@click.command()
-def node() -> None:
+@click.group(cls=Group, invoke_without_command=True)
+@click.pass_context
+def node(ctx: click.Context) -> None:
     """Make this machine a node of its household, until Ctrl-C.
 
-    The nodes find each other and elect a master. `muster mesh` shows what they know. See
-    docs/home.md.
+    The nodes find each other and elect a master, which runs the jobs of all of them. muster submit
+    works on each node. `muster mesh` shows what they know. See docs/home.md.
+    """
+    if ctx.invoked_subcommand is not None:
+        return
+    require_server("node")
+    settings = service_settings()
+    files = DataDir(settings.data_dir)
+    interrupt_at_signals()
+    advice = "end it first, with muster down, or set MUSTER_DATA_DIR for another one"
+    with suppress(KeyboardInterrupt), service_lock(files, advice), joining() as own:
+        asyncio.run(_serve(own, settings, files))
+    say("down")
+
+
+async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
+    from cli.services.node_services import NodeServices, node_environment  # noqa: PLC0415  as `Mesh`
+    from muster.mesh.founding import Founding  # noqa: PLC0415
+    from muster.mesh.node import Node  # noqa: PLC0415
+    from muster.mesh.roster import Roster  # noqa: PLC0415
+
+    network, url = own.network, local_url(os.environ)
+    founding = Founding(
+        files.cluster_record,
+        has_mark=files.founder_mark.exists(),
+        has_secret_file=not os.environ.get(KEY_VARIABLE),
+        earlier=_earlier_jobs(files),
+    )
+    services = NodeServices(node_environment(os.environ, str(files.nodes)), url)
+    part = Node(network, files.election, say, founding=founding, slots=settings.slots)
+    Roster(network, part, files.nodes, settings.slots, services.set_role)
+    record = ServiceRecord(
+        url=url, process=this_process(), log=None, is_ending=False, node_port=network.port
+    )
+    write_record(files, record)
+    name = f"{network.hello.host} is node {network.node_id}"
+    say(f"{name}; see the others with muster mesh, end it with Ctrl-C")
+    await services.run(lambda: not network.is_alive)
+    if not network.is_alive:
+        raise MusterError("this node has ended by a fault, see above: start it again")
+
+
+@node.command()
+def leave() -> None:
+    """Have this machine leave its cluster: its ranks save, and the node ends.
+
+    Its jobs go on elsewhere. The machine that founded the cluster leaves last, as it has the rows.
     """
     files = DataDir(service_settings().data_dir)
-    interrupt_at_signals()
-    with suppress(KeyboardInterrupt), _node_lock(files), joining() as mesh:
-        from muster.mesh.node import Node  # noqa: PLC0415  as `Mesh`
+    own = files.node_key.exists() and node_id(files.node_key)
+    members = read_members(files.nodes)
+    others = [each.name for each in (members.nodes if members else ()) if each.node_id != own]
+    if others:
+        raise MusterError(
+            f"this machine has the jobs of the cluster, and {', '.join(others)} belong to it: type "
+            "muster node leave there, or muster node forget NAME here for one that is gone"
+        )
+    if record := read_record(files):
+        say("the node of this machine ends …")
+        end_detached(record)
+    for file in (files.cluster_record, files.founder_mark, files.nodes):
+        file.unlink(missing_ok=True)
+    say("this machine belongs to no cluster now; its secret and its jobs stay")
 
-        Node(mesh.network, files.election, say)
-        record = NodeRecord(process=this_process(), port=mesh.network.port)
-        try:
-            replace_private(files.node_record, msgspec.json.encode(record))
-        except OSError as error:
-            raise UnusableDirectory.because_of(files.root, error) from error
-        own = f"{mesh.network.hello.host} is node {mesh.network.node_id}"
-        say(f"{own}; see the others with muster mesh, end it with Ctrl-C")
-        mesh.network.wait()
-        raise MusterError("this node has ended by a fault, see above: start it again")
+
+@node.command()
+@click.argument("name", metavar="NAME")
+def forget(*, name: str) -> None:
+    """Forget a machine that has gone for good; NAME is that of its host, or its node id."""
+    from muster.mesh.roster import FORGET  # noqa: PLC0415  as `Mesh`
+
+    with joining() as own:
+        status = ask_node(own, LISTEN_SECONDS)
+        if status is None or status.master is None:
+            raise MusterError("no node leads here: see muster mesh")
+        answer = ask(own, status.master, FORGET, name.encode(), LISTEN_SECONDS)
+    if answer is None:
+        raise MusterError("the node that leads does not answer: see muster mesh")
+    if answer:
+        raise MusterError(f"{name} stays a member: {answer.decode()}")
+    say(f"{name} is forgotten; it belongs to the cluster again when its node is started")
+
+
+def _earlier_jobs(files: DataDir) -> EarlierJobs | None:
+    """Return what a database holds from before this machine belonged to a cluster."""
+    from muster.mesh.founding import EarlierJobs  # noqa: PLC0415  as `Mesh`
+
+    if files.cluster_record.exists() or not files.database.exists():
+        return None
+    command = module_command("api", "--count")
+    counted = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+    if counted.returncode:
+        raise MusterError(f"{files.database} cannot be read, see above")
+    unfinished, jobs = msgspec.json.decode(counted.stdout, type=tuple[int, int])
+    return EarlierJobs(files.database, unfinished, jobs)
 
 
 @contextmanager
@@ -66,25 +157,40 @@ def joining() -> Iterator[Mesh]:
         yield own
 
 
-def read_node_port(files: DataDir) -> int | None:
-    """Return the port of the node that runs for a data directory, if one does."""
-    with suppress(OSError, msgspec.MsgspecError):
-        record = msgspec.json.decode(files.node_record.read_bytes(), type=NodeRecord)
-        return record.port if is_running(record.process) else None
+def ask_node(own: Mesh, seconds: float) -> Status | None:
+    """Return what a node knows, first that of this machine; None if none answers in time."""
+    from muster.mesh.node import STATUS, Status  # noqa: PLC0415  as `Mesh`
+
+    if (port := read_node_port(DataDir(service_settings().data_dir))) is not None:
+        own.network.find((DEFAULT_HOST, port))
+    until = time.monotonic() + seconds
+    while True:
+        nodes = [each.node_id for each, hello in own.network.hellos() if hello.machine is not None]
+        left_seconds = until - time.monotonic()
+        # That of this machine may be linked a little later than others.
+        is_late = port is None or left_seconds <= 0
+        asked = [own.network.node_id] if own.network.node_id in nodes else nodes * is_late
+        for each in asked:
+            if answer := ask(own, each, STATUS, b"", max(left_seconds, POLL_SECONDS)):
+                return msgspec.json.decode(answer, type=Status)
+        if left_seconds <= 0:
+            return None
+        time.sleep(POLL_SECONDS)
+
+
+def ask(own: Mesh, node: str, topic: str, payload: bytes, seconds: float) -> bytes | None:
+    """Return what a linked node answers to a note; None if it does not in time."""
+    answers: SimpleQueue[bytes] = SimpleQueue()
+    own.network.readers[topic] = lambda _, answer: answers.put(answer)
+    for each, hello in own.network.hellos():
+        if each.node_id == node and hello.machine is not None:
+            own.network.send_note(each.process_id, topic, payload)
+            with suppress(Empty):
+                return answers.get(timeout=seconds)
     return None
 
 
-@contextmanager
-def _node_lock(files: DataDir) -> Iterator[None]:
-    with open_for_append(files, files.node_lock) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise MusterError(
-                f"a node runs already for {files.root}: see it with muster mesh, or set "
-                "MUSTER_DATA_DIR for another one"
-            ) from None
-        try:
-            yield
-        finally:
-            files.node_record.unlink(missing_ok=True)
+def read_node_port(files: DataDir) -> int | None:
+    """Return the port of the node that runs for a data directory, if one does."""
+    record = read_record(files)
+    return record.node_port if record else None

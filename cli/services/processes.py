@@ -148,6 +148,11 @@ class ServicePair:
         """Start it, unless it was started."""
         self._may_coordinate.set()
 
+    @property
+    def has_begun(self) -> bool:
+        """False for a stand-by."""
+        return not self._api.is_standby
+
     def start(self) -> None:
         """Let both begin, which were a stand-by so far."""
         self._api.start()

@@ -36,6 +36,8 @@ class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
     is_ending: bool
     ca_file: str | None = None
     """The certificate that clients must trust if the API has a self-signed one."""
+    node_port: int | None = None
+    """Where a `muster node` listens for others; None for a `muster up`."""
 
 
 @contextmanager

@@ -6,13 +6,14 @@ that meet it write down to which cluster they belong, and have no part in any ot
 """
 
 import uuid
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
+from muster.checkpoints.local import LocalFileSystem, replace_file
 from muster.contracts.errors import MusterError
-from muster.host.files import replace_private
 from muster.mesh.messages import ClusterRecord
 
 ALONE_SECONDS: Final = 30.0
@@ -20,14 +21,30 @@ ALONE_SECONDS: Final = 30.0
 may have been started before its network."""
 
 
+class EarlierJobs(NamedTuple):
+    """What a database holds that this node has had before it belongs to a cluster."""
+
+    database: Path
+    unfinished: int
+    all: int
+
+
 class Founding:
     """What a node keeps on its disk of its cluster."""
 
-    def __init__(self, file: Path, *, has_mark: bool, has_secret_file: bool) -> None:
+    def __init__(
+        self,
+        file: Path,
+        *,
+        has_mark: bool,
+        has_secret_file: bool,
+        earlier: EarlierJobs | None = None,
+    ) -> None:
         """`has_mark` tells that the secret was made here. Raises `MusterError`."""
         self._file = file
         self._has_mark = has_mark
         self._may_be_first = not has_secret_file
+        self._earlier = earlier
         self.record = self._read()
 
     def may_lead(self, node_id: str, alone_seconds: float) -> bool:
@@ -41,12 +58,31 @@ class Founding:
         return self._has_mark or is_first
 
     def found(self, node_id: str, name: str) -> None:
-        """Begin a cluster. Raises OSError."""
-        self.join(ClusterRecord(cluster_id=uuid.uuid4().hex, founder=node_id, name=name))
+        """Begin a cluster, with the jobs that this node has. Raises OSError."""
+        self._write(ClusterRecord(cluster_id=uuid.uuid4().hex, founder=node_id, name=name))
 
-    def join(self, record: ClusterRecord) -> None:
-        """Write down to which cluster this node belongs. Raises OSError."""
-        replace_private(self._file, msgspec.json.encode(record))
+    def join(self, record: ClusterRecord) -> str:
+        """Belong to a cluster from now on; return what became of an earlier database, or "".
+
+        Raises `MusterError` if that has unfinished jobs, and OSError.
+        """
+        remark, earlier = "", self._earlier
+        if earlier is not None and earlier.unfinished:
+            raise MusterError(
+                f"this machine has {earlier.unfinished} unfinished jobs in {earlier.database}: "
+                "finish or stop them with muster up, then start muster node again"
+            )
+        if earlier is not None:
+            kept = earlier.database.with_name(
+                f"{earlier.database.name}.{datetime.now(UTC):%Y-%m-%d}"
+            )
+            earlier.database.rename(kept)
+            remark = f"the {earlier.all} jobs that this machine has had are kept in {kept}"
+        self._write(record)
+        return remark
+
+    def _write(self, record: ClusterRecord) -> None:
+        replace_file(LocalFileSystem(), str(self._file), msgspec.json.encode(record))
         self.record = record
 
     def _read(self) -> ClusterRecord | None:

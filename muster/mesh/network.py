@@ -242,9 +242,10 @@ class Network:
         """Accept links, at first or again."""
         self._accepting = self.do(partial(self._server.accept, self._listening, is_remote=True))
 
-    def wait(self) -> None:
-        """Return when the thread has ended, which it does by itself after a fault alone."""
-        self._thread.join()
+    @property
+    def is_alive(self) -> bool:
+        """False once the thread has ended, which it does by itself after a fault alone."""
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """Say that this process leaves, and end all links."""
@@ -392,7 +393,8 @@ class Network:
             case Leave():
                 peer.has_left = True
             case Note(topic=topic, payload=payload) if topic in self.readers:
-                if answer := self.readers[topic](process_id, payload):
+                answer = self.readers[topic](process_id, payload)
+                if answer is not None:
                     self.send(process_id, Note(topic=topic, payload=answer))
         for part in self._parts:
             part.receive(peer, message)

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from muster.checkpoints.local import LocalFileSystem, replace_file
-from muster.contracts.errors import printable
+from muster.contracts.errors import MusterError, printable
 from muster.host.gpus import total_memory_mb
 from muster.host.limits import usable_memory_mb, usable_processors
 from muster.host.private import UnusableDirectory
@@ -380,10 +380,12 @@ class Node:
             )
             return True
         try:
-            self.founding.join(theirs)
-        except OSError as error:
+            remark = self.founding.join(theirs)
+        except (OSError, MusterError) as error:
             self._network.warn(f"the cluster of {name} cannot be joined: {error}")
             return True
+        if remark:
+            self._note(remark)
         self._note(f"this node has joined the cluster that {printable(theirs.name)} has founded")
         self._network.say(cluster=theirs)
         return False

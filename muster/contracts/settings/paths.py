@@ -5,7 +5,8 @@
   node.key                        the key pair of this node, whose id is derived from it
   cluster.key                     the secret that the machines of a household share
   election.json                   session and epoch of this node, durable before they are sent
-  node.lock, node.json            held by `muster node`; its process and port
+  cluster.json, cluster.founder   the cluster of this node; that its secret was made here
+  nodes.json                      the members of the cluster, on the node that leads
   coordinator.json                where processes of this host reach the coordinator
   disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
@@ -154,9 +155,9 @@ class DataDir:
 
     database = _Below("muster.db")
     cluster_key = _Below("cluster.key")
+    cluster_record = _Below("cluster.json")
+    founder_mark = _Below("cluster.founder")
     election = _Below("election.json")
-    node_lock = _Below("node.lock")
-    node_record = _Below("node.json")
     nodes = _Below("nodes.json")
     coordinator_address = _Below("coordinator.json")
     ssh_sockets = _Below("ssh")
