@@ -53,9 +53,11 @@ class Roster:
         self._role: Role | None = None
         kept = read_members(file)
         self._written = kept
-        self._members = {member.node_id: member for member in (kept.nodes if kept else ())}
-        for node_id, member in self._members.items():
-            self._members[node_id] = msgspec.structs.replace(member, is_linked=False)
+        self._members = {
+            member.node_id: msgspec.structs.replace(member, is_linked=False)
+            for member in (kept.nodes if kept else ())
+            if member.node_id != network.node_id
+        }
         self.problem = ""
         """Why the file could not be written."""
         network.readers[FORGET] = lambda _, name: self._forget(name.decode(errors="replace"))

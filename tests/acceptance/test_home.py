@@ -91,4 +91,4 @@ def test_nodes_follow_another_master_while_one_is_cut_off(machines: list[Host]) 
         assert (status.master, status.state) == (first, "master")
         assert set(status.ring) == {running.ids[host] for host in machines[:3]}
         assert running.end() == {0}
-        assert not [*lost.directory.glob("node/node.json")]
+        assert not [*lost.directory.glob("node/up.json")]

@@ -1,11 +1,11 @@
-"""`muster node` on hosts of the tests."""
+"""Nodes on hosts of the tests: `muster node`, or its mesh alone."""
 
 import os
 import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -25,8 +25,9 @@ LIMIT_SECONDS: Final = 60.0
 class Nodes:
     """`muster node` on hosts; each writes what it says into a file."""
 
-    def __init__(self, made: list[Host], directory: Path) -> None:
+    def __init__(self, made: list[Host], directory: Path, words: Sequence[str]) -> None:
         self.hosts = made
+        self._words = words
         self.secret = make_secret()
         self._directory = directory
         self._processes: dict[Host, Process] = {}
@@ -34,7 +35,7 @@ class Nodes:
 
     def start(self, *made: Host) -> None:
         for host in made:
-            words = [sys.executable, "-m", "cli", "node"]
+            words = [sys.executable, "-m", *self._words]
             environ = os.environ | self.environ(host)
             with self._log(host).open("ab") as log:
                 self._processes[host] = host.start(words, environ, cwd=ROOT, output=log)
@@ -97,9 +98,9 @@ class Nodes:
 
 
 @contextmanager
-def nodes(made: list[Host]) -> Iterator[Nodes]:
+def nodes(made: list[Host], words: Sequence[str] = ("tests.support.bare_node",)) -> Iterator[Nodes]:
     with tempfile.TemporaryDirectory(prefix="muster-nodes-") as name:
-        running = Nodes(made, Path(name))
+        running = Nodes(made, Path(name), words)
         try:
             yield running
         finally:
