@@ -44,6 +44,7 @@ SERVICE_ONLY: Final = frozenset(
     {
         "MUSTER_DATABASE_URL",
         "MUSTER_TOKEN",
+        "MUSTER_CLUSTER_KEY",
         LIFELINE_FD,
         *STORE_KEYS,
         # Of the service's own Slurm allocation; Lightning would take them for those of the rank.
