@@ -41,8 +41,8 @@ from database.jobs import Jobs, NewJob
 from database.leases import Leases
 from database.records import utc_now
 from database.tokens import Tokens
-from muster.cluster.description import cluster_of_service
 from muster.cluster.identity import node_id
+from muster.cluster.members import ServiceCluster
 from muster.contracts.errors import MusterError
 from muster.contracts.interpreter import VERSION
 from muster.contracts.job.status import JobId
@@ -246,7 +246,7 @@ def _build_state(
         node=node,
         submitter=Submitter(
             settings=settings,
-            cluster=cluster_of_service(settings.cluster, node, settings.slots),
+            read_cluster=ServiceCluster(settings, node),
             working_dir=Path.cwd(),
             clock=utc_now,
             random_hex=partial(secrets.token_hex, 16),

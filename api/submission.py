@@ -59,6 +59,13 @@ SUFFIX_DIGITS: Final = 10
 of 9 million cases; the second one is refused."""
 
 
+_NEEDED: Final = {
+    "ssh": "MUSTER_CLUSTER, see docs/cluster.md",
+    "mesh": "`muster node`, see docs/home.md",
+}
+"""By engine, what makes other machines known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """A job that may be stored."""
@@ -74,7 +81,8 @@ class Submitter:
     """Turns requests into submissions. Relative paths are relative to `working_dir`."""
 
     settings: ServiceSettings
-    cluster: Cluster
+    read_cluster: Callable[[], Cluster]
+    """Returns the machines that there are now."""
     working_dir: Path
     clock: Callable[[], datetime]
     random_hex: Callable[[], str]
@@ -82,6 +90,10 @@ class Submitter:
     """Of a stored job; None for any other id."""
     search_path: str | None
     """Where ranks look for programs (PATH), unless their job has its own."""
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.read_cluster()
 
     def prepare(self, request: JobRequest, copy: Path | None = None) -> Submission:
         """Return what to store; `copy` is made if the job wants a snapshot of its code.
@@ -197,8 +209,8 @@ def _check_hosts(job_id: JobId, spec: JobSpec, cluster: Cluster) -> None:
     if spec.scheduled_hosts:
         return
     if not cluster.is_described:
-        if spec.engine == "ssh":
-            raise invalid_field("body", "engine", "ssh needs MUSTER_CLUSTER, see docs/cluster.md")
+        if needed := _NEEDED.get(spec.engine or ""):
+            raise invalid_field("body", "engine", f"{spec.engine} needs {needed}")
         for field in CLUSTER_FIELDS:
             if getattr(spec, field) is not None:
                 how = "set MUSTER_CLUSTER for the services, see docs/cluster.md"

@@ -5,6 +5,7 @@ down: ranks save and exit, and their jobs wait in the queue for the next start.
 """
 
 import asyncio
+import dataclasses
 import errno
 import signal
 import socket
@@ -26,6 +27,7 @@ from coordinator.jobs import JobTable, wait_for_database
 from coordinator.launchers.kubernetes import Kubernetes
 from coordinator.launchers.launcher import AgentValues
 from coordinator.launchers.local import LocalLauncher
+from coordinator.launchers.mesh import MeshNodes
 from coordinator.launchers.remote import CommandLauncher, CommandLaunchers
 from coordinator.launchers.scheduler import SchedulerJobs, SchedulerProbe
 from coordinator.launchers.slurm import Slurm
@@ -38,15 +40,17 @@ from database.hosts import Hosts
 from database.jobs import Jobs
 from database.leases import Leases
 from database.records import Lease
-from muster.cluster.description import ClusterNode, cluster_of_service
+from muster.cluster.description import ClusterNode
 from muster.cluster.identity import node_id
+from muster.cluster.members import ServiceCluster
 from muster.contracts.agent import LOOPBACK
-from muster.contracts.errors import InvalidEnvironment
+from muster.contracts.errors import InvalidEnvironment, MusterError
 from muster.contracts.host import HostFacts
 from muster.contracts.job.engine import SCHEDULERS, engine_row
 from muster.contracts.messages.assignment import CoordinatorAddress
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
+from muster.contracts.settings.variables import RANK_PORTS
 from muster.host.addresses import publish_address, read_coordinator_address
 from muster.host.limits import ShellLimits
 from muster.host.processes import this_process, unblock_sigint
@@ -54,6 +58,10 @@ from muster.host.trace import stamp
 from muster.links.serving import listen
 
 ADDRESS_CHECK_SECONDS: Final = 2.0  # between checks of the address file
+NODES_CHECK_SECONDS: Final = 0.5  # the same of the file of nodes
+
+HOME_PORTS: Final = range(52448, 52960)
+"""Where agents of other nodes reach us, and ranks each other: a household opens one range."""
 
 _LOG: Final = structlog.get_logger("coordinator")
 
@@ -75,8 +83,14 @@ class Service:
         self._environ = environ
         self._data = DataDir(settings.data_dir)
         name = node_id(self._data.node_key)
-        cluster = cluster_of_service(settings.cluster, name, settings.slots)
+        self._cluster = ServiceCluster(settings, name)
+        cluster = self._cluster()
         self._nodes = cluster.nodes
+        self._mesh: MeshNodes | None = None
+        if settings.nodes is not None:
+            self._mesh = MeshNodes(settings.nodes, environ, self._data)
+            ports = environ.get(RANK_PORTS.name) or f"{HOME_PORTS[0]}-{HOME_PORTS[-1]}"
+            self._environ = {**environ, RANK_PORTS.name: ports}
         self._other_nodes = [node for node in self._nodes if node.transport != "local"]
         endpoint = settings.agent_endpoint
         has_scheduler = settings.engines & SCHEDULERS.keys()
@@ -132,15 +146,7 @@ class Service:
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")
         launcher = LocalLauncher(self._environ, self._limits)
-        forwarded = forward_to = None
-        if self._other_nodes:
-            if (endpoint := self._settings.agent_endpoint) is None:
-                forwarded = listen(LOOPBACK, 0)  # before the first order, which names the port
-                endpoint = forwarded.getsockname()
-            forward_to = CoordinatorAddress(
-                host=endpoint[0], port=endpoint[1], number=(lease.epoch, 1)
-            )
-        others = CommandLaunchers(self._other_nodes, self._environ, self._data, forward_to)
+        forwarded, others = self._other_launchers(lease)
         hosts = Hosts(self._database)
 
         async def facts() -> dict[str, HostFacts]:
@@ -189,11 +195,12 @@ class Service:
             place if isinstance(place, Path) else None,
         )
         self._jobs.refusals = probes.refusals
+        addresses = await self._addresses()
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),
             jobs=self._jobs,
             lifecycle=lifecycle,
-            addresses=await self._addresses(),
+            addresses=addresses,
             on_host_changed=probes.probe_soon,
         )
         if self._is_shutting_down:
@@ -219,16 +226,55 @@ class Service:
         )
         launcher.start_fork_server()  # only now: its imports take as long as everything before
         probes.start()
+        following = asyncio.ensure_future(self._follow_nodes(addresses))
         try:
             await self._loop.run()
         finally:
             publishing.cancel()
+            following.cancel()
             await probes.stop()
             await agents.flush()
             await agents.stop()
             await lifecycle.detach()
             launcher.close()
             others.close()
+
+    def _other_launchers(self, lease: Lease) -> tuple[socket.socket | None, CommandLaunchers]:
+        """Return those of other hosts, and where agents connect whom they start.
+
+        Their first order names the port.
+        """
+        forwarded = forward_to = None
+        if self._other_nodes:
+            endpoint = self._settings.agent_endpoint
+            if self._mesh is not None:
+                forwarded = _listen_for_nodes()
+                endpoint = LOOPBACK, forwarded.getsockname()[1]
+            elif endpoint is None:
+                forwarded = listen(LOOPBACK, 0)
+                endpoint = forwarded.getsockname()
+            forward_to = CoordinatorAddress(
+                host=endpoint[0], port=endpoint[1], number=(lease.epoch, 1)
+            )
+        others = CommandLaunchers(
+            self._other_nodes, self._environ, self._data, forward_to, self._mesh
+        )
+        return forwarded, others
+
+    async def _follow_nodes(self, addresses: dict[str, str]) -> None:
+        """Hand over once other nodes are in the cluster; until then keep their addresses."""
+        began = [dataclasses.replace(node, host=LOOPBACK) for node in self._nodes]
+        while self._mesh is not None:
+            await asyncio.sleep(NODES_CHECK_SECONDS)
+            nodes = self._cluster().nodes
+            if nodes is self._nodes:
+                continue
+            if [dataclasses.replace(node, host=LOOPBACK) for node in nodes] != began:
+                _LOG.info("hands over: other nodes are there now", action="nodes_changed")
+                self.hand_over()
+                return
+            self._nodes = nodes
+            addresses.update(await self._addresses())
 
     async def _addresses(self) -> dict[str, str]:
         """Return where the ranks of each host reach those of the others."""
@@ -262,6 +308,17 @@ class Service:
     def _wake(self) -> None:
         if self._loop is not None:
             self._loop.wake_soon()
+
+
+def _listen_for_nodes() -> socket.socket:
+    """Return a socket at the first free port of a household. Raises `MusterError`."""
+    for port in HOME_PORTS:
+        with suppress(OSError):
+            return listen("0.0.0.0", port)  # noqa: S104  every agent has to prove its token
+    raise MusterError(
+        f"none of the TCP ports {HOME_PORTS[0]}-{HOME_PORTS[-1]} is free, where agents of other "
+        "nodes reach the coordinator: stop what listens there"
+    )
 
 
 def _is_own_address(host: str) -> bool:

@@ -1,6 +1,8 @@
 """Carries out one order about a job's agent for a coordinator on another host.
 
-The coordinator runs ``python -P -m muster worker.attach`` here through ssh, for example.
+The coordinator runs ``python -P -m muster worker.attach`` here through ssh, or the node of this
+host does. The node adds the data and home directories of the coordinator's host: paths below them
+are below our own here.
 Orders come on standard input, answers go to standard output, see
 `muster.contracts.messages.attach`. Agents are detached: they live on when the connection breaks.
 """
@@ -11,14 +13,16 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Final, TypeVar
 
 import msgspec
 
 from muster.contracts.host import FREE_LIMIT_MB, HostFacts
 from muster.contracts.interpreter import VERSION
+from muster.contracts.location import Moves, moved
 from muster.contracts.messages.attach import (
     REPEAT_SECONDS,
     AgentEnded,
@@ -49,6 +53,13 @@ from muster.host.limits import ShellLimits, usable_memory_mb, usable_processors
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
 from muster.runtime.agent_process import agent_tag, launch_agent
 
+Said = TypeVar("Said", bound=msgspec.Struct)
+
+_PATHS: Final = (
+    *("job_root", "address_file", "secrets_dir", "checkpoint_dir", "python"),  # of assignments
+    *("data_dir", "directory"),  # of other orders, and of probe files
+)
+
 
 def main() -> None:
     """Read the order, carry it out and answer."""
@@ -60,11 +71,37 @@ def main() -> None:
         if not content.endswith(b"\n"):
             return  # its sender is gone
         try:
-            _carry_out(msgspec.json.decode(content, type=Order), limits)
+            order = msgspec.json.decode(content, type=Order)
+            _carry_out(moved_order(order, _moves(sys.argv[1:], os.environ)), limits)
         except (OSError, msgspec.DecodeError) as error:
             _say(OrderFailed(message=str(error)))
         except Exception as error:  # noqa: BLE001  such as a numpy that does not load
             _say(OrderFailed(message=f"{type(error).__name__}: {error}"))
+
+
+def _moves(directories: Sequence[str], environ: Mapping[str, str]) -> Moves:
+    """Return what stands here for directories of the coordinator's host; () if it has the same."""
+    own = environ.get("MUSTER_DATA_DIR", ""), os.path.expanduser("~")  # noqa: PTH111
+    return tuple(zip(directories, own, strict=True)) if directories else ()
+
+
+def moved_order(order: Order, moves: Moves) -> Order:
+    """Return an order with its paths as they are on this host."""
+    order = _moved(order, moves)
+    if isinstance(order, ProbeHost | LaunchAgent) and order.probe is not None:
+        order = msgspec.structs.replace(order, probe=_moved(order.probe, moves))
+    if isinstance(order, LaunchAgent):
+        own = msgspec.structs.replace(_moved(order.assignment, moves), moves=moves)
+        if moves and own.python is not None and not os.access(own.python, os.X_OK):
+            # Another environment than the one where the job was typed: that of this node.
+            own = msgspec.structs.replace(own, python=None)
+        order = msgspec.structs.replace(order, assignment=own)
+    return order
+
+
+def _moved(said: Said, moves: Moves) -> Said:
+    paths = {name: getattr(said, name) for name in _PATHS if getattr(said, name, None)}
+    return msgspec.structs.replace(said, **{name: moved(paths[name], moves) for name in paths})
 
 
 def _carry_out(order: Order, limits: ShellLimits) -> None:

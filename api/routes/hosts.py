@@ -2,7 +2,7 @@
 
 from collections import Counter
 from http import HTTPStatus
-from typing import Annotated, get_args
+from typing import Annotated, Final, get_args
 
 from fastapi import APIRouter, Response
 
@@ -16,6 +16,11 @@ from muster.contracts.job.engine import SCHEDULERS, Engine, engine_row
 from muster.contracts.views.service import EngineList, EngineSweep, EngineView, HostList, HostView
 
 router = APIRouter(tags=["service"])
+
+_NO_HOSTS: Final = {
+    "ssh": "no host is described: set MUSTER_CLUSTER, see docs/cluster.md",
+    "mesh": "this is no cluster of nodes: see docs/home.md",
+}
 
 
 @router.get("/engines", **operation("What may start agents", READ, EngineList))
@@ -36,8 +41,8 @@ def list_engines(state: State) -> Response:
         if engine not in SCHEDULERS:
             said = [host for host in known.values() if transports.get(host.host) == engine]
         problems = [host.problem for host in said if host.problem]
-        if engine == "ssh" and engine not in transports.values():
-            problems = ["no host is described: set MUSTER_CLUSTER, see docs/cluster.md"]
+        if engine in _NO_HOSTS and engine not in transports.values():
+            problems = [_NO_HOSTS[engine]]
         if engine not in settings.engines:
             problems = [f"add {engine} to MUSTER_ENGINES of the services"]
         seen = [host.seen_at for host in said if host.seen_at is not None]
@@ -48,7 +53,7 @@ def list_engines(state: State) -> Response:
                 problem="; ".join(problems) or None,
                 seen_at=max(seen, default=None),
                 agents=states[engine],
-                hosts=len(said) if engine == "ssh" and said else None,
+                hosts=len(said) if engine in _NO_HOSTS and said else None,
                 hosts_ready=sum(not host.problem and host.seen_at is not None for host in said),
                 sweep=said[0].sweep if engine in SCHEDULERS else None,
             )

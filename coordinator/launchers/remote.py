@@ -15,7 +15,8 @@ from msgspec.structs import replace
 
 from coordinator.agents.log_receiver import CoordinatorLogs
 from coordinator.launchers.launcher import AgentProcess, AgentValues, NotStarted
-from coordinator.launchers.remote_shell import RemoteShell
+from coordinator.launchers.mesh import MeshConnection, MeshNodes
+from coordinator.launchers.remote_shell import CommandShell, HostConnection, RemoteShell
 from coordinator.launchers.ssh import SocketDirectory, SshMaster
 from muster.cluster.description import ClusterNode
 from muster.contracts.errors import printable
@@ -68,7 +69,7 @@ class CommandLauncher:
     def __init__(
         self,
         host: str,
-        command: Sequence[str] | SshMaster | None,
+        command: Sequence[str] | HostConnection | None,
         environ: Mapping[str, str],
         data_dir: str = "",
     ) -> None:
@@ -78,8 +79,9 @@ class CommandLauncher:
         without secrets. `data_dir` has the same path on the host as here.
         """
         self._host = host
-        self._master = command if isinstance(command, SshMaster) else None
-        self._command = command.by_hand if isinstance(command, SshMaster) else command
+        is_connection = command is not None and not isinstance(command, Sequence)
+        self._master = command if is_connection else None
+        self._command = () if is_connection else command
         self._data_dir = data_dir
         self._values = AgentValues(environ)
         self._connecting = asyncio.Semaphore(CONNECTING_LIMIT)
@@ -217,7 +219,7 @@ class CommandLauncher:
     async def _give(self, order: Order) -> RemoteShell:
         """Return a shell to which the order was given. Raises `NotStarted`, which is noted."""
         if self._command is None:
-            message = f"{self._host} is not in the cluster file any more: add it, or stop its jobs"
+            message = f"{self._host} is not in the cluster any more: add it, or stop its jobs"
             self._note(message)
             raise NotStarted(message)
         async with self._connecting:
@@ -232,7 +234,8 @@ class CommandLauncher:
                 except (TimeoutError, OSError) as error:
                     why = str(error) or f"no answer within {READY_SECONDS:g} s"
                 if why:
-                    by_hand = shlex.join([*self._command, "true"])
+                    words = shlex.join([*self._command, "true"])
+                    by_hand = words if self._master is None else self._master.by_hand
                     message = f"{self._host} cannot be used: {why}; try `{by_hand}`"
                     self._note(message)
                     raise NotStarted(message)
@@ -250,7 +253,7 @@ class CommandLauncher:
         words = module_command("worker.attach")
         if self._master is not None:
             return self._master.shell(words)
-        return RemoteShell([*(self._command or ()), *words], self._values.environ)
+        return CommandShell([*(self._command or ()), *words], self._values.environ)
 
     def _note(self, problem: str) -> None:
         """Log a problem that is new since an agent there last answered."""
@@ -282,7 +285,7 @@ async def probe_file(directory: Path | str | None) -> AsyncIterator[ProbeFile | 
 
 
 class CommandLaunchers(dict[str, CommandLauncher]):
-    """The launchers of the cluster file's other nodes by name."""
+    """The launchers of the cluster's other nodes by name."""
 
     def __init__(
         self,
@@ -290,15 +293,23 @@ class CommandLaunchers(dict[str, CommandLauncher]):
         environ: Mapping[str, str],
         data: DataDir,
         forward_to: CoordinatorAddress | None = None,
+        mesh: MeshNodes | None = None,
     ) -> None:
-        """`forward_to` is where agents reach us; SSH forwards one on the loopback interface."""
+        """`forward_to` is where agents reach us; SSH forwards one on the loopback interface.
+
+        With `mesh` they are nodes of a household, which know it by another host.
+        """
         super().__init__()
         self._environ = environ
         self._sockets = SocketDirectory(data.ssh_sockets)
         given = AgentValues(environ).environ
         for node in nodes:
-            master = SshMaster(node, given, self._sockets, forward_to)
-            self[node.name] = CommandLauncher(node.name, master, environ, str(data.root))
+            way: HostConnection
+            if mesh is not None and forward_to is not None:
+                way = MeshConnection(node.name, mesh, forward_to)
+            else:
+                way = SshMaster(node, given, self._sockets, forward_to)
+            self[node.name] = CommandLauncher(node.name, way, environ, str(data.root))
 
     def __missing__(self, host: str) -> CommandLauncher:
         # A job was there when the cluster file still had it: now it is one that does not answer.

@@ -1,4 +1,7 @@
-"""A shell on a host: a client process, such as ssh, that runs our words there."""
+"""A shell on a host: a socket at whose other end `worker.attach` takes an order there.
+
+A client process, such as ssh, carries its bytes, or a link to the node of that host.
+"""
 
 import asyncio
 import os
@@ -9,12 +12,13 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from muster.contracts.errors import printable
 from muster.contracts.interpreter import VERSION
+from muster.contracts.messages.assignment import CoordinatorAddress
 from muster.contracts.messages.attach import REPEAT_SECONDS, Answer, HostReady, LogsKept, Order
 
 SILENCE_SECONDS: Final = 3 * REPEAT_SECONDS
@@ -27,29 +31,13 @@ _DECODER: Final[msgspec.json.Decoder[Answer]] = msgspec.json.Decoder(Answer)
 
 
 class RemoteShell:
-    """A client process, and the way through it to `worker.attach` on the host."""
+    """The way to `worker.attach` on a host. A subclass carries the bytes of its socket there."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        """Start the client. Raises OSError."""
+    def __init__(self) -> None:
         self._received = b""
         self._ignored = bytearray()  # since the last answer: what a login shell prints, for example
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the client
-        self._socket, theirs = socket.socketpair()
+        self._socket, self._theirs = socket.socketpair()
         self._socket.setblocking(False)  # noqa: FBT003  the standard library's signature
-        with theirs:
-            try:
-                self._client = subprocess.Popen(
-                    command,
-                    stdin=theirs.fileno(),
-                    stdout=theirs.fileno(),
-                    stderr=self._errors,
-                    env=environ,
-                    start_new_session=True,  # Ctrl-C is for the coordinator
-                )
-            except OSError:
-                self._errors.close()
-                self._socket.close()
-                raise
 
     async def give(self, order: Order | HostReady | LogsKept) -> None:
         """Send an order. Raises OSError if the shell is broken."""
@@ -104,9 +92,8 @@ class RemoteShell:
         return ""
 
     def errors(self) -> str:
-        """Return the end of what the client wrote to its standard error."""
-        size = os.fstat(self._errors.fileno()).st_size
-        return os.pread(self._errors.fileno(), 2000, max(0, size - 2000)).decode(errors="replace")
+        """Return the end of what the carrier has said about what failed."""
+        raise NotImplementedError
 
     def last_error(self) -> str:
         """Return the last line of it, after that of what the host printed instead of an answer.
@@ -123,8 +110,56 @@ class RemoteShell:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End the client; what it has started on the host runs on."""
+        """End the connection; what was started on the host runs on."""
         self._socket.close()
+
+
+class HostConnection(Protocol):
+    """The way to one host, through which its shells go."""
+
+    by_hand: str
+    """The command by which a person sees what is wrong with it."""
+    address: CoordinatorAddress | None
+    """Where agents on the host reach us; known once it is open."""
+
+    async def open(self) -> str:
+        """Connect unless we are; return why that is not possible, "" if it is."""
+
+    def shell(self, command: Sequence[str]) -> RemoteShell:
+        """Run a command on the host. Raises OSError."""
+
+    def close(self) -> None:
+        """End it; agents run on."""
+
+
+class CommandShell(RemoteShell):
+    """Through a client process."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start the client. Raises OSError."""
+        super().__init__()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the client
+        with self._theirs as theirs:
+            try:
+                self._client = subprocess.Popen(
+                    command,
+                    stdin=theirs.fileno(),
+                    stdout=theirs.fileno(),
+                    stderr=self._errors,
+                    env=environ,
+                    start_new_session=True,  # Ctrl-C is for the coordinator
+                )
+            except OSError:
+                self._errors.close()
+                self._socket.close()
+                raise
+
+    def errors(self) -> str:
+        size = os.fstat(self._errors.fileno()).st_size
+        return os.pread(self._errors.fileno(), 2000, max(0, size - 2000)).decode(errors="replace")
+
+    def close(self) -> None:
+        super().close()
         if self._client.returncode is None:  # not reaped, so the number is still its own
             # The whole group: a shell would leave its command behind.
             with suppress(ProcessLookupError, PermissionError):

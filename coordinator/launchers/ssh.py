@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 from weakref import WeakSet
 
-from coordinator.launchers.remote_shell import RemoteShell
+from coordinator.launchers.remote_shell import CommandShell, RemoteShell
 from muster.cluster.description import ClusterNode
 from muster.cluster.requests import SSH, login_words
 from muster.contracts.agent import LOOPBACK
@@ -96,8 +96,8 @@ class SshMaster:
         self._opening: asyncio.Task[str] | None = None
         self._ended: asyncio.Task[None] | None = None
         self._shells: WeakSet[RemoteShell] = WeakSet()
-        self.by_hand = ["ssh", self._login]  # for a person
-        self.address = forward_to
+        self.by_hand = shlex.join(["ssh", self._login, "true"])
+        self.address: CoordinatorAddress | None = forward_to
         """Where agents on the host reach us, if need be through this connection."""
 
     async def open(self) -> str:
@@ -115,7 +115,7 @@ class SshMaster:
         to learn our next address.
         """
         words = shlex.join(command)  # ssh has a shell read it
-        shell = RemoteShell([*self._words("ControlMaster=no"), words], self._environ)
+        shell = CommandShell([*self._words("ControlMaster=no"), words], self._environ)
         self._shells.add(shell)
         return shell
 
@@ -133,7 +133,7 @@ class SshMaster:
                 self._socket = self._sockets.new_socket()
                 # What a login shell prints may end without a newline.
                 words = [*self._words("ControlMaster=yes"), "echo; cat"]
-                master = RemoteShell(words, self._environ)
+                master = CommandShell(words, self._environ)
                 opened.callback(self._end, master)
                 async with asyncio.timeout(LOGIN_SECONDS):
                     with suppress(BrokenPipeError):  # ssh has ended, and has written why
@@ -162,7 +162,7 @@ class SshMaster:
         # The answer is its output. On the master's command line it would be a remark among errors.
         where = f"{LOOPBACK}:0:{LOOPBACK}:{self._forward_to.port}"
         words = ["ssh", "-F", "none", "-o", f"ControlPath={self._socket}", "-O", "forward", "-R"]
-        with closing(RemoteShell([*words, where, *self._host], self._environ)) as shell:
+        with closing(CommandShell([*words, where, *self._host], self._environ)) as shell:
             port = await shell.read()
             if port is None or not port.isdigit():
                 return shell.last_error()

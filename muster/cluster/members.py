@@ -8,9 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from muster.cluster.description import Cluster, ClusterNode
+from muster.cluster.description import Cluster, ClusterNode, cluster_of_service
 from muster.contracts.agent import LOOPBACK
-from muster.host.files import replace_private
+from muster.contracts.errors import InvalidDescription, InvalidEnvironment
+from muster.contracts.settings.services import CLUSTER, ServiceSettings
+from muster.host.files import file_identity, replace_private
 
 
 class MemberNode(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +56,33 @@ def read_members(file: Path) -> Members | None:
     with suppress(OSError, msgspec.MsgspecError):
         return msgspec.json.decode(file.read_bytes(), type=Members)
     return None
+
+
+class ServiceCluster:
+    """The machines of a service. Those of a household are read anew whenever their file changes."""
+
+    def __init__(self, settings: ServiceSettings, node: str) -> None:
+        """`node` is the id of our own. Raises `InvalidDescription` and `InvalidEnvironment`."""
+        self._file = settings.nodes
+        if self._file is None:
+            self._seen = None
+            self._cluster = cluster_of_service(settings.cluster, node, settings.slots)
+            return
+        if settings.cluster is not None:
+            wanted = "used beside `muster node`, whose nodes are the cluster"
+            raise InvalidEnvironment(CLUSTER, str(settings.cluster), wanted, "unset it")
+        self._seen, members = file_identity(self._file), read_members(self._file)
+        if members is None:
+            raise InvalidDescription(f"{self._file} cannot be read: start `muster node` again")
+        self._cluster = members.cluster
+
+    def __call__(self) -> Cluster:
+        """Return the machines that there are now."""
+        if self._file is not None and (seen := file_identity(self._file)) != self._seen:
+            if (members := read_members(self._file)) is not None:
+                self._cluster = members.cluster
+            self._seen = seen
+        return self._cluster
 
 
 def _described(node: MemberNode) -> ClusterNode:

@@ -96,7 +96,9 @@ def planned_request(
     if place := assignment.checkpoint_dir:
         probe = ProbeFile(directory=place, name=f".muster-probe-{TOKEN}", content=TOKEN)
     launch = LaunchAgent(assignment=assignment, probe=probe)
-    words = [*SSH, *login_words(node), shlex.join(command("worker.attach"))]
+    words = command("worker.attach")  # which a node of the household runs by itself
+    if engine == "ssh":
+        words = [*SSH, *login_words(node), shlex.join(words)]
     return AgentRequest(engine=engine, command=words, content=msgspec.to_builtins(launch))
 
 

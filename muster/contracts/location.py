@@ -84,6 +84,18 @@ def expand_home(text: str) -> str:
     return expanded
 
 
+Moves: TypeAlias = tuple[tuple[str, str], ...]
+"""Directories of the coordinator's host, each with what stands for it on this one."""
+
+
+def moved(path: str, moves: Moves) -> str:
+    """Return a path below the first of these directories as it is on this host."""
+    for there, here in moves:
+        if path == there or path.startswith(f"{there}/"):
+            return here + path.removeprefix(there)
+    return path
+
+
 def save_lead(checkpoint_dir: Location, host_count: int) -> int:
     """Return how many checkpoints a rank of a gang may be ahead of a rank that it waits for.
 

@@ -95,7 +95,13 @@ class Bulk(msgspec.Struct, frozen=True, kw_only=True, tag="bulk"):
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
-    """The first message of a link whose bytes are those of a `worker.attach` at its other end."""
+    """The first message of a link whose bytes are those of a `worker.attach` at its other end.
+
+    Paths of its orders that are below a directory of the sender are below its own there.
+    """
+
+    data_dir: str
+    home: str
 
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True, tag="relay"):

@@ -15,6 +15,7 @@ from coordinator.launchers.launcher import AgentProcess, NotStarted
 from muster.contracts.settings.names import PROCESS_TAG
 from muster.host.processes import identify, is_running
 from tests.support.hosts import Host, refusal
+from tests.support.households import household
 from tests.support.installation import await_value
 from tests.support.launchers import (
     Make,
@@ -43,10 +44,14 @@ def here(request: pytest.FixtureRequest) -> Make:
     return HERE[request.param]
 
 
-@pytest.fixture(params=[*HERE, "namespaces"])
+@pytest.fixture(params=[*HERE, "mesh", "namespaces"])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Make]:
     if request.param in HERE:
         yield HERE[request.param]
+        return
+    if request.param == "mesh":
+        with household(tmp_path) as own:
+            yield own.launcher
         return
     if why := refusal(network=False):
         pytest.skip(f"no test hosts can be made here: {why}")

@@ -1,8 +1,8 @@
 """Engines: what starts the agents of a job, and what a job may ask of each.
 
-`local` and `ssh` start agents on machines that the service knows. A scheduler chooses the machine
-itself: it gets one job of its own for each agent, so that growing is to submit and shrinking is to
-cancel. Each of these jobs counts as a host of the job, such as ``slurm-1``.
+`local`, `ssh` and `mesh` start agents on machines that the service knows. A scheduler chooses the
+machine itself: it gets one job of its own for each agent, so that growing is to submit and
+shrinking is to cancel. Each of these jobs counts as a host of the job, such as ``slurm-1``.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-Engine: TypeAlias = Literal["local", "ssh", "slurm", "kubernetes"]
+Engine: TypeAlias = Literal["local", "ssh", "mesh", "slurm", "kubernetes"]
 
 _Count: TypeAlias = Annotated[int, Meta(ge=1, le=4096)]
 

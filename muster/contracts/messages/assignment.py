@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from muster.contracts.location import Moves
 from muster.contracts.rank import ProcessRecord
 
 # What an agent reads from its standard input, which other users of the machine cannot read
@@ -87,6 +88,8 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     agent on that host, and for a job that saves in an object store."""
     sends_checkpoints: bool = False
     """This host does not share it: the storage process sends checkpoints to the coordinator."""
+    moves: Moves = ()
+    """How paths of the job become those of this host, which may have another home directory."""
     adopted: tuple[AdoptedRank, ...] = ()
     """The job's processes that live on. Any other process of the job is ended first."""
 

@@ -47,6 +47,7 @@ SERVICE_ONLY: Final = frozenset(
     {
         "MUSTER_DATABASE_URL",
         "MUSTER_TOKEN",
+        "MUSTER_CLUSTER_KEY",
         LIFELINE_FD,
         STANDBY,
         *STORE_KEYS,

@@ -95,9 +95,10 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
         frozenset[str],
         Variable(
             "MUSTER_ENGINES",
-            "The engines that jobs may name, separated by commas: local, ssh, slurm, kubernetes.",
+            "The engines that jobs may name, separated by commas: local, ssh, mesh, slurm, "
+            "kubernetes.",
         ),
-    ] = frozenset({"local", "ssh"})
+    ] = frozenset({"local", "ssh", "mesh"})
     orphan_timeout_seconds: Annotated[float, ORPHAN_VARIABLE] = ORPHAN_TIMEOUT_SECONDS
     rank_ports: Annotated[range | None, RANK_PORTS] = None
     trace: Annotated[Path | None, TRACE] = None

@@ -42,7 +42,7 @@ class Service:
             data_dir=DataDir(root),
             submitter=Submitter(
                 settings=ServiceSettings.read(environment, cores=2),
-                cluster=cluster_of_service(None, "n-0123456789ab", slots=4),
+                read_cluster=lambda: cluster_of_service(None, "n-0123456789ab", slots=4),
                 working_dir=root,
                 clock=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
                 random_hex=lambda: "abcdef0123456789",

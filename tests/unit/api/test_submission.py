@@ -43,7 +43,7 @@ def submitter(tmp_path: Path) -> Submitter:
     }
     return Submitter(
         settings=ServiceSettings.read(environment, cores=2),
-        cluster=cluster_of_service(None, "n-0123456789ab", slots=4),
+        read_cluster=lambda: cluster_of_service(None, "n-0123456789ab", slots=4),
         working_dir=tmp_path,
         clock=lambda: datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
         random_hex=lambda: "abcdef0123456789",
@@ -123,7 +123,7 @@ OTHER_HOSTS: dict[str, tuple[dict[str, object], str | None]] = {
 def test_a_job_needs_hosts(
     submitter: Submitter, fields: dict[str, object], why: str | None
 ) -> None:
-    submitter = replace(submitter, cluster=Cluster(nodes=(HERE, BOX)))
+    submitter = replace(submitter, read_cluster=lambda: Cluster(nodes=(HERE, BOX)))
     request = JobRequest(**fields)
     if why is not None:
         with pytest.raises(InvalidRequest, match=why):
@@ -435,7 +435,9 @@ def test_a_snapshot_is_for_scripts_of_this_host(
 ) -> None:
     (tmp_path / "train.py").touch()
     settings = msgspec.structs.replace(submitter.settings, engines=frozenset({"slurm"}))
-    submitter = replace(submitter, cluster=Cluster(nodes=(HERE, BOX)), settings=settings)
+    submitter = replace(
+        submitter, read_cluster=lambda: Cluster(nodes=(HERE, BOX)), settings=settings
+    )
     request = JobRequest(**{**SNAPSHOT, "python": sys.executable, **fields})
     if why is None:
         copy = tmp_path / "copy"

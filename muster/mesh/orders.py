@@ -1,0 +1,59 @@
+"""Orders to the node of this machine: each has a `worker.attach`, whose bytes a link carries."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+from muster.contracts.settings.names import SERVICE_ONLY
+from muster.host.processes import module_command
+from muster.links.serving import ServedLink
+from muster.mesh.identity import Claim
+from muster.mesh.messages import Attach
+from muster.mesh.network import Network
+from muster.mesh.streams import pump
+
+
+def serve_orders(network: Network, data_dir: Path, leads: Callable[[str], bool]) -> None:
+    """Take orders from the machine that leads; `leads` gets the id of a node.
+
+    Agents have their files in `data_dir`.
+    """
+
+    async def serve(link: ServedLink, claim: Claim, first: Attach) -> None:
+        if leads(claim.node_id):
+            await _attach(link, data_dir, first)
+        else:
+            words = f"{network.hello.host} does not know that {claim.node_id} leads"
+            link.send(f"{words}: see muster mesh\n".encode())
+
+    network.servers[Attach] = serve
+
+
+async def _attach(link: ServedLink, data_dir: Path, first: Attach) -> None:
+    """Run `worker.attach` until either side ends the connection.
+
+    It learns that from the end of its input, and ends by itself; agents live on.
+    """
+    environ = {name: value for name, value in os.environ.items() if name not in SERVICE_ONLY}
+    ours, theirs = socket.socketpair()
+    try:
+        with theirs:
+            await asyncio.create_subprocess_exec(
+                *module_command("worker.attach", first.data_dir, first.home),
+                stdin=theirs,
+                stdout=theirs,
+                stderr=theirs,  # the caller shows what is no answer
+                env={**environ, "MUSTER_DATA_DIR": str(data_dir)},
+                cwd=data_dir,
+                start_new_session=True,
+            )
+        reader, writer = await asyncio.open_connection(sock=ours)
+    except OSError as error:
+        ours.close()
+        link.send(f"worker.attach cannot be started: {error}\n".encode())
+        return
+    with closing(writer):
+        await pump(link, reader, writer)
