@@ -167,7 +167,15 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
     )
     config = uvicorn.Config(
         guarded,
-        http=cast(Any, partial(LimitedProtocol, {}, authenticator.is_own_user)),
+        http=cast(
+            Any,
+            partial(
+                LimitedProtocol,
+                {},
+                authenticator.is_own_user,
+                may_be_relayed=settings.nodes is not None,
+            ),
+        ),
         h11_max_incomplete_event_size=HEADERS_LIMIT_BYTES,
         limit_concurrency=CONNECTIONS_LIMIT,
         ws="none",

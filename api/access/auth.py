@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from http import HTTPStatus
 from ipaddress import IPv6Address, IPv6Network
-from typing import Final
+from typing import Final, TypeAlias
 
 import structlog
 from anyio import CapacityLimiter
@@ -21,6 +21,7 @@ from api.errors import Problem, ServiceUnavailable
 from database.engine import Database
 from database.errors import DatabaseUnavailable
 from database.tokens import Tokens
+from muster.contracts.relay import RelayedClient
 from muster.contracts.settings.services import TOKEN
 from muster.contracts.token import Scope, Token, id_in, masked, matches
 from muster.host.peers import normalize_address
@@ -45,6 +46,9 @@ _IPV6_NETWORK_BITS: Final = 64
 _PATH_LIMIT: Final = 200
 """The longest valid path, with a job id of 64 letters, is half as long."""
 
+User: TypeAlias = int | RelayedClient | None
+"""Whose connection it is: a user of this machine, a client at the relay of a node, or unknown."""
+
 _LOG: Final = structlog.get_logger("api")
 
 
@@ -53,16 +57,20 @@ class Caller:
     """The authenticated sender of a request."""
 
     name: str
-    """For logs and events: ``uid:1000``, ``token:ci`` or ``MUSTER_TOKEN``."""
+    """For logs and events: ``uid:1000``, ``uid:1000@desk``, ``token:ci`` or ``MUSTER_TOKEN``."""
     scope: Scope
     is_limited: bool
     """False for the service's own user, who could stop the service as well."""
     token_id: str | None = None
+    node_user: str | None = None
+    """Of a user at another node: with its id, as a machine may get another name."""
 
     @property
     def principal(self) -> str:
         """A permanent identity; the name of a revoked token may be given to another token."""
-        return self.name if self.token_id is None else f"token:{self.token_id}"
+        if self.token_id is not None:
+            return f"token:{self.token_id}"
+        return self.node_user or self.name
 
 
 class Unauthorized(Problem):
@@ -128,12 +136,18 @@ class Authenticator:
     _noted: dict[str, datetime] = field(init=False, default_factory=dict)
     """By token id: when its use was last written, or was tried to be."""
 
-    def is_own_user(self, uid: int | None) -> bool:
+    def is_own_user(self, user: User) -> bool:
         """True if this is the service's user, and no token is required of that user."""
-        return uid is not None and uid == self.own_uid and not self.require_token
+        return self._is_owner(user) and not self.require_token
 
-    async def authenticate(self, uid: int | None, authorization: str | None) -> Caller:
-        """Return the caller, from the user id of a local client and the Authorization header.
+    def _is_owner(self, user: User) -> bool:
+        """True for the service's user on this machine, or that of another node at its relay."""
+        if isinstance(user, RelayedClient):
+            return user.user is not None
+        return user is not None and user == self.own_uid
+
+    async def authenticate(self, user: User, authorization: str | None) -> Caller:
+        """Return the caller, from the user of a local client and the Authorization header.
 
         Raises `Unauthorized`, or `ServiceUnavailable` while the tokens cannot be read.
         """
@@ -143,9 +157,9 @@ class Authenticator:
             if cached is not None:
                 return cached
             return await run_sync(self._from_database, text, limiter=self._lookups)
-        if self.is_own_user(uid):
-            return Caller(name=f"uid:{uid}", scope=Scope.ADMIN, is_limited=False)
-        if uid is not None and uid == self.own_uid:
+        if self.is_own_user(user):
+            return _owner(user)
+        if self._is_owner(user):
             # The owner, or a stranger behind a proxy of the owner's.
             raise Unauthorized(
                 "token-required",
@@ -225,6 +239,15 @@ def _bearer_token(authorization: str) -> str:
     return text
 
 
+def _owner(user: User) -> Caller:
+    node_user = f"{user.user}@{user.node_id}" if isinstance(user, RelayedClient) else None
+    return Caller(name=_name(user), scope=Scope.ADMIN, is_limited=False, node_user=node_user)
+
+
+def _name(user: User) -> str:
+    return user.name if isinstance(user, RelayedClient) else f"uid:{user}"
+
+
 def _caller(token: Token) -> Caller:
     return Caller(
         name=f"token:{token.name}", scope=token.scope, is_limited=True, token_id=token.token_id
@@ -233,9 +256,8 @@ def _caller(token: Token) -> Caller:
 
 def client_name(scope: ASGIScope) -> str:
     """Return how logs and limits name a client without a token: by user or by network."""
-    uid = scope["state"].get("caller_uid")
-    if uid is not None:
-        return f"uid:{uid}"
+    if (user := scope["state"].get("user")) is not None:
+        return _name(user)
     client = scope.get("client")
     return f"address:{client_network(client[0])}" if client else "address:unknown"
 

@@ -8,6 +8,7 @@ Uvicorn's setting `http` takes a class of protocols: ours wraps uvicorn's.
 """
 
 import asyncio
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from typing import Any, Final, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from api.access.auth import client_name
+from api.access.auth import User, client_name
 from api.errors import Problem, problem_response
+from muster.contracts.errors import WireError
+from muster.contracts.relay import split_relay_line
 from muster.host.peers import normalize_address, uid_of_connection
 
 CONNECTIONS_EACH: Final = 64
@@ -58,22 +61,28 @@ _MANY_CHUNKS: Final = Problem(
 class LimitedProtocol(asyncio.Protocol):
     """Counts connections, header lines and chunks; all that arrives goes on to uvicorn's protocol.
 
-    Each request finds this object as `connection`, and `caller_uid`, in its state.
+    Each request finds this object as `connection`, and `user`, in its state.
     """
 
     def __init__(
         self,
         counted: "dict[LimitedProtocol, str]",
-        is_own_user: Callable[[int | None], bool],
+        is_own_user: Callable[[User], bool],
         *,
+        may_be_relayed: bool = False,
         app_state: dict[str, Any],
         **arguments: Any,  # noqa: ANN401  those of uvicorn's protocols
     ) -> None:
-        """`counted` tells for whom each connection of the server counts, the oldest first."""
+        """`counted` tells for whom each connection of the server counts, the oldest first.
+
+        `may_be_relayed`: a node has started this API, and carries connections to it.
+        """
         self._state = {**app_state, "connection": self}
         self._http = H11Protocol(app_state=self._state, **arguments)
         self._counted = counted
         self._is_own_user = is_own_user
+        self._may_be_relayed = may_be_relayed  # until the first bytes have come
+        self._beginning = b""
         self._uncounted = bytearray()
         self._searched = self._lines = 0  # bytes at its beginning, and the lines in them
         self._body_bytes = 0
@@ -83,13 +92,20 @@ class LimitedProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         client, server = (transport.get_extra_info(name) for name in ("peername", "sockname"))
-        self._state["caller_uid"] = peer_uid(client, server)
+        uid = peer_uid(client, server)
+        self._may_be_relayed = self._may_be_relayed and uid == os.geteuid()
+        self._await_request(uid)
+        self._http.connection_made(self._transport)
+
+    def _await_request(self, user: User) -> None:
+        """Note whose connection it is, and begin to wait for its first request."""
+        self._state["user"] = user
         loop = asyncio.get_running_loop()
         self._first_request = loop.call_later(FIRST_REQUEST_SECONDS, self.close)
-        if self._is_own_user(self._state["caller_uid"]):
+        if self._is_own_user(user):
             self._first_request.cancel()
+        client = self._transport.get_extra_info("peername")
         self.count_for(client_name({"client": client, "state": self._state}))
-        self._http.connection_made(self._transport)
 
     def close(self) -> None:
         self.count_for(None)
@@ -98,7 +114,7 @@ class LimitedProtocol(asyncio.Protocol):
     def count_for(self, name: str | None) -> None:
         """Count it for a caller, as the newest; None: it does not count."""
         self._counted.pop(self, None)
-        is_own = self._is_own_user(self._state["caller_uid"])
+        is_own = self._is_own_user(self._state["user"])
         if name is None or is_own or self._transport.is_closing():
             return
         self._counted[self] = name
@@ -111,6 +127,10 @@ class LimitedProtocol(asyncio.Protocol):
             oldest.close()
 
     def data_received(self, data: bytes) -> None:
+        if self._may_be_relayed:
+            data = self._read_relay_line(data)
+            if not data:  # h11 would take it for the end
+                return
         self._uncounted += data
         while self._uncounted:
             taken = min(self._body_bytes, len(self._uncounted))
@@ -125,6 +145,23 @@ class LimitedProtocol(asyncio.Protocol):
                 break
             del self._uncounted[:taken]
         self._http.data_received(data)
+
+    def _read_relay_line(self, data: bytes) -> bytes:
+        """Return what follows the line of a relay, or all if there is none; b"" for nothing yet."""
+        self._beginning += data
+        try:
+            found = split_relay_line(self._beginning)
+        except WireError as error:
+            self._refuse(Problem(HTTPStatus.BAD_REQUEST, "bad-relay", f"{error}. Start it again."))
+            return b""
+        if found is None:
+            return b""
+        self._may_be_relayed, self._beginning = False, b""
+        client, rest = found
+        if client is not None:
+            self._first_request.cancel()
+            self._await_request(client)
+        return rest
 
     def _count_header(self) -> int:
         """Return the length of a header or a trailer, 0 until all of it has arrived."""

@@ -145,7 +145,7 @@ class AccessMiddleware:
 
         A refused request counts against the client's limits as well.
         """
-        is_own_user = self._authenticator.is_own_user(scope["state"]["caller_uid"])
+        is_own_user = self._authenticator.is_own_user(scope["state"]["user"])
         try:
             self._check_headers(scope, headers)
             caller = await self._authenticate(scope, headers)
@@ -165,11 +165,11 @@ class AccessMiddleware:
         """Return the caller; None for an anonymous request to a probe."""
         if _is_in(BARE_PROBES, scope):
             return None
-        uid, authorization = scope["state"]["caller_uid"], headers.get("authorization")
-        if authorization is None and not self._authenticator.is_own_user(uid):
+        user, authorization = scope["state"]["user"], headers.get("authorization")
+        if authorization is None and not self._authenticator.is_own_user(user):
             # Our own user needs no cookie, and may have an old one: all ports of a host share them.
             authorization = _session(scope, headers)
-        authenticate = partial(self._authenticator.authenticate, uid, authorization)
+        authenticate = partial(self._authenticator.authenticate, user, authorization)
         scope["state"]["authenticate"] = authenticate
         try:
             return await authenticate()

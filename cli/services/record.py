@@ -27,13 +27,13 @@ HEALTH_SECONDS: Final = 2.0
 
 
 class ServiceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A `muster up` and where its API listens."""
+    """A `muster up` and where its API listens; or a `muster node`, and its relay."""
 
     url: str
     process: ProcessRecord
-    log: str | None
+    log: str | None = None
     """The file that receives the output of `up` and its services. None: a terminal or a pipe."""
-    is_ending: bool
+    is_ending: bool = False
     ca_file: str | None = None
     """The certificate that clients must trust if the API has a self-signed one."""
     node_port: int | None = None
@@ -76,8 +76,12 @@ def write_record(files: DataDir, record: ServiceRecord) -> None:
 
 def read_record(files: DataDir) -> ServiceRecord | None:
     """Return the record of the `muster up` that runs for a data directory, if there is one."""
+    return _read(files.services_record)
+
+
+def _read(file: Path) -> ServiceRecord | None:
     with suppress(OSError, msgspec.MsgspecError):
-        record = msgspec.json.decode(files.services_record.read_bytes(), type=ServiceRecord)
+        record = msgspec.json.decode(file.read_bytes(), type=ServiceRecord)
         return record if is_running(record.process) else None
     return None
 
@@ -88,12 +92,14 @@ def service_settings() -> ServiceSettings:
 
 
 def find_own_services() -> ServiceRecord | None:
-    """Return the `muster up` of this environment's data directory.
+    """Return the `muster up` of this environment's data directory, or its `muster node`.
 
     None if nothing runs there, or if MUSTER_URL or MUSTER_PORT names another API.
     """
     try:
-        record = read_record(DataDir(service_settings().data_dir))
+        files = DataDir(service_settings().data_dir)
+        # Of what `muster node` writes there, its process and URL are read.
+        record = read_record(files) or _read(files.node_record)
         return record if record and _is_meant(record, os.environ) else None
     except (MusterError, OSError):  # unreadable settings, or a working directory that is gone
         return None

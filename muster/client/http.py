@@ -50,7 +50,12 @@ LATE_SECONDS: Final = 2.0
 STREAM_SILENCE_SECONDS: Final = 45.0  # three times the interval of pings on an idle stream
 
 NOT_DONE: Final = frozenset(
-    {"/problems/store-unavailable", "/problems/too-many-connections", "/problems/caller-unseen"}
+    {
+        "/problems/store-unavailable",
+        "/problems/too-many-connections",
+        "/problems/caller-unseen",
+        "/problems/no-leader",
+    }
 )
 """Problems with which the API says that it has written nothing."""
 

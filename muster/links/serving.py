@@ -8,7 +8,7 @@ of too many.
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -124,27 +124,7 @@ class LinkServer:
         self._pending.pop(task, None)
 
     async def _accept(self, listening: socket.socket, *, is_remote: bool) -> None:
-        # Not `asyncio.start_server`, which starts to read before it asks, and writes a hundred
-        # tracebacks at once when there is no descriptor left.
-        loop = asyncio.get_running_loop()
-        while True:
-            # Not `sock_accept`: a cancellation would lose what it has accepted, and keep it open.
-            is_ready = asyncio.Event()
-            loop.add_reader(listening, is_ready.set)
-            try:
-                await is_ready.wait()
-            finally:
-                loop.remove_reader(listening)
-            try:
-                peer, _ = listening.accept()
-            except (BlockingIOError, ConnectionAbortedError):  # it has left already
-                continue
-            except OSError as error:
-                self._warn(f"cannot accept connections: {error}")
-                await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
-                continue
-            peer.setblocking(False)  # noqa: FBT003  the standard library's signature
-            _sockets.add(peer)
+        async for peer in accepted(listening, self._warn):
             if not is_same_user(peer, or_remote=is_remote):
                 peer.close()
             elif is_remote:  # our own ssh is: any user of its host may be behind it
@@ -156,7 +136,6 @@ class LinkServer:
                     oldest.cancel()
             else:
                 self.run(self._open(peer, is_remote=False))
-            await asyncio.sleep(0)  # the loop's other work has its turn, however many connect
 
     async def _open(self, peer: socket.socket, *, is_remote: bool) -> None:
         reader, writer = await asyncio.open_connection(sock=peer)
@@ -175,6 +154,35 @@ class LinkServer:
             if task := asyncio.current_task():
                 self._pending.pop(task, None)
             await self._serve(link, payload)
+
+
+async def accepted(
+    listening: socket.socket, warn: Callable[[str], None]
+) -> AsyncIterator[socket.socket]:
+    """Yield what connects; nothing is read of it yet."""
+    # Not `asyncio.start_server`, which starts to read before it asks, and writes a hundred
+    # tracebacks at once when there is no descriptor left.
+    loop = asyncio.get_running_loop()
+    while True:
+        # Not `sock_accept`: a cancellation would lose what it has accepted, and keep it open.
+        is_ready = asyncio.Event()
+        loop.add_reader(listening, is_ready.set)
+        try:
+            await is_ready.wait()
+        finally:
+            loop.remove_reader(listening)
+        try:
+            peer, _ = listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # it has left already
+            continue
+        except OSError as error:
+            warn(f"cannot accept connections: {error}")
+            await asyncio.sleep(ACCEPT_PAUSE_SECONDS)
+            continue
+        peer.setblocking(False)  # noqa: FBT003  the standard library's signature
+        _sockets.add(peer)
+        yield peer
+        await asyncio.sleep(0)  # the loop's other work has its turn, however many connect
 
 
 async def connect(address: tuple[str, int], session: Session) -> ServedLink:

@@ -4,7 +4,7 @@ The first message of such a link says what it is for; what follows are bytes, bo
 """
 
 import asyncio
-from typing import Final
+from typing import Final, Protocol
 
 from muster.links.identity import Identity
 from muster.links.serving import ServedLink, connect
@@ -13,6 +13,18 @@ from muster.mesh.calls import Address
 from muster.mesh.messages import Attach, Relay, encode
 
 PART_BYTES: Final = 1 << 16
+
+
+class Stream(Protocol):
+    """One connection: a link, or one that is not sealed."""
+
+    writer: asyncio.StreamWriter
+
+    def send(self, payload: bytes) -> None:
+        """Send as soon as there is room."""
+
+    async def receive(self) -> list[bytes] | None:
+        """Return what has come; None at the end."""
 
 
 async def open_stream(address: Address, identity: Identity, first: Attach | Relay) -> ServedLink:
@@ -25,9 +37,7 @@ async def open_stream(address: Address, identity: Identity, first: Attach | Rela
     return link
 
 
-async def pump(
-    link: ServedLink, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-) -> None:
+async def pump(link: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Carry bytes from `reader` over the link, and from the link to `writer`, until one side ends.
 
     Raises OSError and `AuthenticationFailed`. The caller closes both.

@@ -24,7 +24,7 @@ def sent_by(uid: int | None, app: ASGIApp) -> ASGIApp:
 
     async def call(scope: ASGIScope, receive: Receive, send: Send) -> None:
         connection = SimpleNamespace(count_for=lambda _name: None)
-        scope.setdefault("state", {}).update(caller_uid=uid, connection=connection)
+        scope.setdefault("state", {}).update(user=uid, connection=connection)
         await app(scope, receive, send)
 
     return call
