@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -28,7 +29,12 @@ from muster.cluster.identity import node_id
 from muster.cluster.members import read_members
 from muster.contracts.errors import MusterError
 from muster.contracts.settings.paths import DataDir
-from muster.contracts.settings.services import DEFAULT_HOST, ServiceSettings, local_url
+from muster.contracts.settings.services import (
+    DEFAULT_HOST,
+    TLS_CERTFILE,
+    ServiceSettings,
+    local_url,
+)
 from muster.host.extras import require_server
 from muster.host.processes import module_command, this_process
 from muster.mesh.secret import KEY_VARIABLE
@@ -36,7 +42,9 @@ from muster.mesh.secret import KEY_VARIABLE
 if TYPE_CHECKING:
     from muster.mesh.founding import EarlierJobs
     from muster.mesh.group import Mesh
-    from muster.mesh.node import Status
+    from muster.mesh.network import Network
+    from muster.mesh.node import Node, Status
+    from muster.mesh.relay import Target
 
 LISTEN_SECONDS: Final = 3.0
 """Processes that start at once have all heard each other after 1.3 s."""
@@ -68,9 +76,13 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
     from cli.services.node_services import NodeServices, node_environment  # noqa: PLC0415  as `Mesh`
     from muster.mesh.founding import Founding  # noqa: PLC0415
     from muster.mesh.node import Node  # noqa: PLC0415
+    from muster.mesh.orders import serve_orders  # noqa: PLC0415
+    from muster.mesh.relay import ApiRelay  # noqa: PLC0415
     from muster.mesh.roster import Roster  # noqa: PLC0415
 
-    network, url = own.network, local_url(os.environ)
+    network = own.network
+    url = local_url({**os.environ, "MUSTER_HOST": DEFAULT_HOST, TLS_CERTFILE: ""})
+    listening = _listen(settings.port)
     founding = Founding(
         files.cluster_record,
         has_mark=files.founder_mark.exists(),
@@ -80,6 +92,8 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
     services = NodeServices(node_environment(os.environ, str(files.nodes)), url)
     part = Node(network, files.election, say, founding=founding, slots=settings.slots)
     Roster(network, part, files.nodes, settings.slots, services.set_role)
+    serve_orders(network, files.root, lambda node: node == part.master)
+    ApiRelay(network, listening, lambda: _target(network, part, services.port))
     record = ServiceRecord(
         url=url, process=this_process(), log=None, is_ending=False, node_port=network.port
     )
@@ -89,6 +103,34 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
     await services.run(lambda: not network.is_alive)
     if not network.is_alive:
         raise MusterError("this node has ended by a fault, see above: start it again")
+
+
+def _listen(port: int) -> socket.socket:
+    """Return a socket for the people of this machine."""
+    from muster.links.serving import listen  # noqa: PLC0415
+
+    try:
+        return listen(DEFAULT_HOST, port)
+    except OSError as error:
+        raise MusterError(
+            f"port {port} is taken: stop what listens there, or choose another with MUSTER_PORT"
+        ) from error
+
+
+def _target(network: Network, part: Node, own_port: int) -> Target:
+    """Return where the API of the cluster is, or why there is none."""
+    if part.leads:
+        return own_port
+    peer = network.peers.get(part.process_of(part.master or ""))
+    if peer is not None:
+        return peer.member
+    if part.cluster is None:
+        return (
+            "this machine belongs to no cluster yet: start muster node where the secret was made, "
+            "or see what is wrong: muster mesh doctor"
+        )
+    name = "this machine" if part.cluster.founder == network.node_id else part.cluster.name
+    return f"{name} has the jobs of the cluster, and does not lead now: is it on? See muster mesh"
 
 
 @node.command()

@@ -76,12 +76,8 @@ def write_record(files: DataDir, record: ServiceRecord) -> None:
 
 def read_record(files: DataDir) -> ServiceRecord | None:
     """Return the record of the `muster up` that runs for a data directory, if there is one."""
-    return _read(files.services_record)
-
-
-def _read(file: Path) -> ServiceRecord | None:
     with suppress(OSError, msgspec.MsgspecError):
-        record = msgspec.json.decode(file.read_bytes(), type=ServiceRecord)
+        record = msgspec.json.decode(files.services_record.read_bytes(), type=ServiceRecord)
         return record if is_running(record.process) else None
     return None
 
@@ -97,9 +93,7 @@ def find_own_services() -> ServiceRecord | None:
     None if nothing runs there, or if MUSTER_URL or MUSTER_PORT names another API.
     """
     try:
-        files = DataDir(service_settings().data_dir)
-        # Of what `muster node` writes there, its process and URL are read.
-        record = read_record(files) or _read(files.node_record)
+        record = read_record(DataDir(service_settings().data_dir))
         return record if record and _is_meant(record, os.environ) else None
     except (MusterError, OSError):  # unreadable settings, or a working directory that is gone
         return None

@@ -1,21 +1,17 @@
 """The API at the port of each node, over real links and with the real API process."""
 
-import json
 import os
 import signal
 import socket
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import httpx
 import pytest
 
 from muster.client import Client
-from muster.contracts.relay import RelayedClient, relay_line
+from muster.contracts.relay import RelayedClient
 from muster.links.serving import listen
 from muster.mesh import relay
 from muster.mesh.relay import ApiRelay, Target
