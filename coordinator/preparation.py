@@ -105,13 +105,20 @@ def agent_assignment(
         token=job.tokens.get(host, ""),
         coordinator=endpoint and CoordinatorAddress(host=endpoint[0], port=endpoint[1]),
     )
-    ranks, job_id = snapshot.ranks_on(host), snapshot.job_id
+    ranks, job_id, needs = snapshot.ranks_on(host), snapshot.job_id, ()
+    if job.places is not None:
+        script, data = job.places.script, job.places.dataset_dir
+        needed = [job.places.working_dir, script and script.file]
+        if snapshot.spec.command is None and isinstance(data, Path):  # a command knows itself
+            needed.append(data)
+        needs = tuple(str(path) for path in needed if path)
     given = assignment_of(order, job_id, snapshot.spec, settings, is_local=agent.is_local)
     vram = given.vram and msgspec.structs.replace(given.vram, usable_mb=dict(usable_vram_mb))
     return msgspec.structs.replace(
         given,
         gpus_at_once=given.gpus_at_once * (max(1, len(ranks)) if snapshot.is_gang else 1),
         vram=vram,
+        needs=needs,
         environment=(job.attachment.numeric_environment or {}).get(host, {}),
         adopted=tuple(
             AdoptedRank(

@@ -27,8 +27,10 @@ from pathlib import Path
 from typing import Final, assert_never
 
 import msgspec
+from msgspec.structs import replace
 
 from muster.contracts.job.retry import REPLACED_CODE
+from muster.contracts.location import moved
 from muster.contracts.messages.agent import (
     AgentHello,
     AgentMessage,
@@ -62,7 +64,13 @@ from worker.coordinator.link import CoordinatorLink
 from worker.helpers import helper_process, helper_tag
 from worker.ranks.containment import kill_descendants, kill_leftovers
 from worker.ranks.ranks import GroupPublisher, RankTable
-from worker.ranks.start import ExecStarter, PreforkStarter, RankSecrets, Starter
+from worker.ranks.start import (
+    ExecStarter,
+    PreforkStarter,
+    RankSecrets,
+    Starter,
+    start_on_this_host,
+)
 
 ADDRESS_CHECK_SECONDS: Final = 1.0
 """How often the coordinator's address is read while connected."""
@@ -307,7 +315,7 @@ class Agent:
 
     def _start(self, order: StartRank) -> None:
         if not self._is_leaving:  # else the rank starts with the next agent
-            self._ranks.start(order)
+            self._ranks.start(start_on_this_host(order, self._assignment))
 
     def _list_checkpoints(self, order: ListCheckpoints) -> None:
         """Answer once a thread has looked: a disk or a store may be slow.
@@ -320,6 +328,12 @@ class Agent:
         wake_up, theirs = socket.socketpair()
         answers: list[CheckpointsListed] = []
         address = self._files.storage_socket if self._assignment.has_storage else None
+        moves = () if self._assignment.sends_checkpoints else self._assignment.moves
+        order = replace(
+            order,
+            location=moved(order.location, moves),
+            inherited=order.inherited and moved(order.inherited, moves),
+        )
 
         def read() -> None:
             with theirs:  # at its end `wake_up` becomes readable

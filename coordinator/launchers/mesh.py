@@ -35,7 +35,7 @@ class MeshNodes:
 
     def find(self, node_id: str) -> MemberNode | None:
         members = read_members(self._file)
-        return members and members.find(node_id)
+        return None if members is None else members.find(node_id)
 
     @cached_property
     def identity(self) -> "MeshIdentity":

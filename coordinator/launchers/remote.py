@@ -79,9 +79,12 @@ class CommandLauncher:
         without secrets. `data_dir` has the same path on the host as here.
         """
         self._host = host
-        is_connection = command is not None and not isinstance(command, Sequence)
-        self._master = command if is_connection else None
-        self._command = () if is_connection else command
+        self._master: HostConnection | None = None
+        self._command: Sequence[str] | None = ()
+        if command is None or isinstance(command, Sequence):
+            self._command = command
+        else:
+            self._master = command
         self._data_dir = data_dir
         self._values = AgentValues(environ)
         self._connecting = asyncio.Semaphore(CONNECTING_LIMIT)

@@ -23,6 +23,7 @@ from muster.contracts.job.secrets import (
     Reference,
     SecretUnavailable,
 )
+from muster.contracts.location import moved
 from muster.contracts.messages.agent import StartRank
 from muster.contracts.messages.assignment import FORKED_PID, AgentAssignment, ForkRequest
 from muster.contracts.messages.rank import Executing
@@ -90,6 +91,29 @@ class OtherCode(Exception):
     def __init__(self, files: dict[str, str]) -> None:
         super().__init__("its script was changed")
         self.files = files
+
+
+def start_on_this_host(order: StartRank, own: AgentAssignment) -> StartRank:
+    """Return an order with the paths of the job as they are here.
+
+    Words of a command are paths if they begin like one of the coordinator's host. Checkpoints that
+    are sent to that host keep its path.
+    """
+    if not own.moves:
+        return order
+    environment = dict(order.environment)
+    paths = {"DATASET_DIR", JOB_VARIABLES["program"], "CHECKPOINT_DIR"} & environment.keys()
+    for name in paths - ({"CHECKPOINT_DIR"} if own.sends_checkpoints else set()):
+        environment[name] = moved(environment[name], own.moves)
+    if words := environment.get(JOB_VARIABLES["command"]):
+        command = [moved(word, own.moves) for word in msgspec.json.decode(words, type=list[str])]
+        environment[JOB_VARIABLES["command"]] = msgspec.json.encode(command).decode()
+    return msgspec.structs.replace(
+        order,
+        environment=environment,
+        working_dir=moved(order.working_dir, own.moves),
+        script=order.script and (moved(order.script[0], own.moves), order.script[1]),
+    )
 
 
 def changed_script(order: StartRank) -> dict[str, str]:

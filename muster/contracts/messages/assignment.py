@@ -88,6 +88,8 @@ class AgentAssignment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     agent on that host, and for a job that saves in an object store."""
     sends_checkpoints: bool = False
     """This host does not share it: the storage process sends checkpoints to the coordinator."""
+    needs: tuple[str, ...] = ()
+    """Paths of the job; a node that lacks one of them starts no rank."""
     moves: Moves = ()
     """How paths of the job become those of this host, which may have another home directory."""
     adopted: tuple[AdoptedRank, ...] = ()
