@@ -37,6 +37,7 @@ from database.jobs import Jobs
 from database.leases import LEASE_SECONDS
 from database.records import Job, Lease
 from database.tokens import Tokens
+from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.job.status import JobId, JobUid, StopRequest
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.token import Scope
@@ -195,6 +196,16 @@ class AppState:
             WatchFeed, read=read, changes=self.database.changes, is_closing=self.is_closing
         )
         return self.feeds.reading(key, make)
+
+    def host_name(self, host: str) -> str:
+        """Return what people call a host."""
+        own = LOCAL_HOST if host == self.node else host
+        return self.submitter.read_cluster.names.get(host, own)
+
+    def host_named(self, name: str) -> str:
+        """Return the host that people call so; the name itself if there is none."""
+        names = {shown: host for host, shown in self.submitter.read_cluster.names.items()}
+        return names.get(name, self.node if name == LOCAL_HOST else name)
 
     def logs_of(self, job_id: JobId) -> LocalLogs:
         return LocalLogs(self.data_dir.job(job_id))

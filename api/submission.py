@@ -32,6 +32,7 @@ from muster.checkpoints.listing import (
     values_of_newest,
 )
 from muster.cluster.description import Cluster
+from muster.cluster.members import ServiceCluster
 from muster.cluster.placement import RankRequest, place
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.job.field_types import RESERVED_IDS, compression_facts
@@ -81,8 +82,7 @@ class Submitter:
     """Turns requests into submissions. Relative paths are relative to `working_dir`."""
 
     settings: ServiceSettings
-    read_cluster: Callable[[], Cluster]
-    """Returns the machines that there are now."""
+    read_cluster: ServiceCluster
     working_dir: Path
     clock: Callable[[], datetime]
     random_hex: Callable[[], str]
@@ -108,6 +108,9 @@ class Submitter:
             words = f"this service may use {may}: add {request.engine} to its MUSTER_ENGINES"
             raise invalid_field("body", "engine", words)
         spec = checked(request.spec())
+        if spec.hosts and (names := self.read_cluster.names):
+            ids = {name: node for node, name in names.items()}
+            spec = replace(spec, hosts=[ids.get(name, name) for name in spec.hosts])
         earlier_dir = None
         if spec.earlier is not None:
             earlier_dir = self.checkpoint_dir_of(JobId(spec.earlier.job))

@@ -5,7 +5,7 @@ An unknown number is None (or 0 for an empty sum), never NaN.
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from itertools import count, groupby, islice
 from operator import attrgetter
@@ -15,7 +15,7 @@ import msgspec
 
 from api.access.auth import Caller
 from database.records import AgentRecord, Audit, Job, MemberRecord, RankRecord, WorkerRecord
-from muster.contracts.agent import LOCAL_HOST, is_node_id
+from muster.contracts.agent import is_node_id
 from muster.contracts.job.field_types import BitsPromised
 from muster.contracts.job.retry import RetryClass
 from muster.contracts.job.spec import JobSpec
@@ -172,11 +172,6 @@ def _process(worker: RankRecord, now: datetime) -> dict[str, Any]:
     }
 
 
-def host_shown(host: str, node: str) -> str:
-    """Return what views call a host; `node` is the id of our own."""
-    return LOCAL_HOST if host == node else host
-
-
 def _state(worker: RankRecord) -> str:
     if worker.finished and worker.state != ProcessState.EXITING:
         return FINISHED
@@ -233,12 +228,12 @@ def member_list(
     members: Sequence[MemberRecord],
     started: Sequence[WorkerRecord],
     agents: Sequence[AgentRecord],
-    node: str,
+    host_name: Callable[[str], str],
     now: datetime,
 ) -> MemberList:
     """Return every present and former worker of the pool; of an independent job, its ranks.
 
-    `node` is the id of our own host.
+    `host_name` returns what people call a host.
     """
     if job.spec.mode == "independent":
         ranks = every_rank(started, job.world_size)
@@ -256,9 +251,7 @@ def member_list(
         world_size=job.world_size,
         active=active,
         is_changing=is_changing,
-        agents=[
-            AgentView(host=host_shown(agent.host, node), state=agent.state) for agent in agents
-        ],
+        agents=[AgentView(host=host_name(agent.host), state=agent.state) for agent in agents],
         workers=workers,
     )
 

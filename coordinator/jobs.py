@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from signal import SIGCHLD
+from types import MappingProxyType
 from typing import Final, TypeVar
 
 import msgspec
@@ -53,8 +54,19 @@ class JobTable:
     microseconds while the database has not changed.
     """
 
-    def __init__(self, database: Database, files: DataDir, *, cluster: Cluster, node: str) -> None:
-        """`node` is the id of this host: rows from before there was a cluster file name it so."""
+    def __init__(
+        self,
+        database: Database,
+        files: DataDir,
+        *,
+        cluster: Cluster,
+        node: str,
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """`node` is the id of this host: rows from before there was a cluster file name it so.
+
+        `names` has what people call a host, if not as the cluster does.
+        """
         self.tracked: dict[JobUid, TrackedJob] = {}
         self._database = database
         self._files = files
@@ -68,7 +80,10 @@ class JobTable:
         own_first = sorted(cluster.nodes, key=lambda node: node.transport != "local")
         self._hosts = {
             node.name: AgentSnapshot(
-                host=node.name, is_local=node.transport == "local", order=order
+                host=node.name,
+                name=names.get(node.name, ""),
+                is_local=node.transport == "local",
+                order=order,
             )
             for order, node in enumerate(own_first)
         }

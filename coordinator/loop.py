@@ -158,9 +158,10 @@ class CoordinatorLoop:
         if job is not None and hello.sends_checkpoints and hello.host not in job.senders:
             job.senders.add(hello.host)
             spec = job.snapshot.spec
-            words = f"{hello.host} does not share {spec.checkpoint_dir}: it sends its checkpoints"
+            name = job.snapshot.host_name(hello.host)
+            words = f"{name} does not share {spec.checkpoint_dir}: it sends its checkpoints"
             if spec.command is not None:
-                words += f", and files that the program itself writes there stay on {hello.host}"
+                words += f", and files that the program itself writes there stay on {name}"
             job.note("checkpoints_sent", words, self._now().wall)
         connected = AgentConnected(host=hello.host, agent_number=hello.agent_number)
         self.observe(JobUid(hello.job_uid), connected)

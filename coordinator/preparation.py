@@ -88,7 +88,9 @@ async def choose_kernels(
         chosen, why = {}, "its bits are not promised"
     job.attach(numeric_environment=chosen)
     if why:
-        hosts = "; ".join(f"{host}: {own.arithmetic}" for host, own in facts.items())
+        hosts = "; ".join(
+            f"{snapshot.host_name(host)}: {own.arithmetic}" for host, own in facts.items()
+        )
         job.note("hosts_differ", f"hosts differ ({hosts}): {why}")
 
 

@@ -103,7 +103,8 @@ class Service:
                 "MUSTER_AGENT_ADDRESS", settings.agent_address or "", wanted, way
             )
         self._leases = Leases(database)
-        self._jobs = JobTable(database, self._data, cluster=cluster, node=name)
+        names = self._cluster.names
+        self._jobs = JobTable(database, self._data, cluster=cluster, node=name, names=names)
         self._loop: CoordinatorLoop | None = None
         self._candidate: LeaseCandidate | None = None
         self._winning: asyncio.Task[Lease] | None = None

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Response
 from api.dependencies import ADMIN, READ, State
 from api.errors import Problem
 from api.schema import SweepBody, body, operation, reply
-from api.views import host_shown
 from database.records import HostRecord
 from muster.contracts.agent import AgentState
 from muster.contracts.job.engine import SCHEDULERS, Engine, engine_row
@@ -85,7 +84,7 @@ def list_hosts(state: State) -> Response:
     known = state.hosts.all()
     views = [
         HostView(
-            host=host_shown(node.name, state.node),
+            host=state.host_name(node.name),
             address=node.host,
             transport=node.transport,
             slots=node.rank_slots,

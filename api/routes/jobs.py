@@ -30,14 +30,13 @@ from api.listing import (
 )
 from api.routes.watch import wait_for_status
 from api.schema import FaultBody, KnownJobId, StopBody, body, operation, refusals, reply, returns
-from api.views import audit_view, host_shown, job_tag, job_view, series_list, summary
+from api.views import audit_view, job_tag, job_view, series_list, summary
 from database.errors import JobExists, JobOver
 from database.history import AttemptPosition
 from database.idempotency import IdempotencyKey
 from database.jobs import JobQuery, NewJob
 from database.records import Job
 from muster.cluster.requests import planned_request
-from muster.contracts.agent import LOCAL_HOST
 from muster.contracts.errors import MusterError
 from muster.contracts.job.spec import JobRequest, JobSpec
 from muster.contracts.job.status import TERMINAL, JobUid, StopRequest
@@ -356,11 +355,11 @@ def request_fault(
         raise JobOver(job_id, job.status)
     if absence := state.coordinator.absence():
         raise Conflict("no-coordinator", f"Nothing can be struck: {absence}.")
-    asked = state.node if asking.host == LOCAL_HOST else asking.host
+    asked = asking.host and state.host_named(asking.host)
     meant = [rank for rank in ranks if rank.rank == asking.rank or rank.host == asked]
     what = f"rank {asking.rank}" if asking.host is None else f"rank on host {asking.host[:63]}"
     if not meant:
-        hosts = sorted({host_shown(rank.host, state.node) for rank in ranks})
+        hosts = sorted({state.host_name(rank.host) for rank in ranks})
         where = ", ".join(hosts) or "no host yet"
         detail = f"{job_id} has no {what}: it has {len(ranks)} ranks, on {where}."
         raise Problem(HTTPStatus.NOT_FOUND, "rank-not-found", detail)
@@ -378,7 +377,7 @@ def request_fault(
     fault = FaultView(number=0, fault=asking.fault, host=host, agent=agent, processes=processes)
     requested = state.jobs.request_fault(job, fault, actor=caller.name)
     state.coordinator.wake()
-    shown = msgspec.structs.replace(requested, host=host_shown(host, state.node))
+    shown = msgspec.structs.replace(requested, host=state.host_name(host))
     return reply(shown, HTTPStatus.ACCEPTED)
 
 

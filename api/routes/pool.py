@@ -110,7 +110,7 @@ def list_workers(job_id: KnownJobId, state: State) -> Response:
     workers = state.history.workers(job_id)
     members = state.history.members_by_job([job_id])[job_id]
     agents = state.history.agents_by_job([job_id])[job_id]
-    return reply(member_list(job, members, workers, agents, state.node, state.clock()))
+    return reply(member_list(job, members, workers, agents, state.host_name, state.clock()))
 
 
 @router.post(
@@ -134,7 +134,7 @@ def request_join(
 
     With `If-Match` a request that is repeated for want of an answer adds no second rank.
     """
-    seen = state.jobs.get(job_id)
+    seen, host = state.jobs.get(job_id), state.host_named(asking.node)
     version = required_version(seen, if_match)
     if seen.is_terminal:
         raise JobOver(seen.job_id, seen.status)
@@ -144,22 +144,22 @@ def request_join(
             f"{job_id} is independent: its ranks read shards by rank number, so none can join. "
             "Only a job of mode synchronous takes new workers.",
         )
-    _refuse_without_room(state, seen, asking)
+    _refuse_without_room(state, seen, asking, host)
     offer = f"{asking.backend}, GPUs: {asking.gpu_count}, epoch: {asking.epoch}"
     text = f"{asking.node} asked to join ({offer})"
-    job = state.history.request_join(job_id, asking.node, text, version, actor=caller.name)
+    job = state.history.request_join(job_id, host, text, version, actor=caller.name)
     state.coordinator.wake()
     return reply(job_view(job), HTTPStatus.ACCEPTED, {"ETag": job_tag(job)})
 
 
-def _refuse_without_room(state: AppState, job: Job, asking: JoinRequest) -> None:
+def _refuse_without_room(state: AppState, job: Job, asking: JoinRequest, host: str) -> None:
     """Refuse a machine that is not in the cluster file, or where the rank could not start now."""
     cluster, spec = state.submitter.cluster, job.spec
     if not cluster.is_described:
         detail = "This service has no cluster: set MUSTER_CLUSTER for it, see docs/cluster.md."
         raise Problem(HTTPStatus.NOT_FOUND, "node-not-found", detail)
     try:
-        node = cluster.node(asking.node)
+        node = cluster.node(host)
     except InvalidDescription as error:
         raise Problem(HTTPStatus.NOT_FOUND, "node-not-found", f"{error}.") from error
     offered = asking.gpu_count if asking.backend == "cuda" else 0

@@ -72,7 +72,7 @@ def event_of(  # noqa: C901, PLR0911, PLR0912  one return for each kind of obser
             is_new = after.code.note != before.code.note
             return NewEvent(kind="code_changed", message=after.code.note) if is_new else None
         case actions.OfHost(host=host) if after.is_overloaded and not before.is_overloaded:
-            machine = host if after.spans_hosts else "the machine"
+            machine = after.host_name(host) if after.spans_hosts else "the machine"
             return NewEvent(kind="overloaded", message=f"{machine} {OVERLOADED}")
         case RankSaid() if after.is_past_loop and not before.is_past_loop:
             return NewEvent(kind="loop_ended", message=describe_export(after))
@@ -83,7 +83,7 @@ def event_of(  # noqa: C901, PLR0911, PLR0912  one return for each kind of obser
             is_known = before.ranks[rank].attempt.identity == attempt.identity
             if is_known or attempt.intent.kill is not None:
                 return None  # this, or its kill, was an event already
-            where = f" on {after.ranks[rank].host}" if after.spans_hosts else ""
+            where = f" on {after.host_name(after.ranks[rank].host)}" if after.spans_hosts else ""
             return _of_rank(after, rank, "rank_started", f"runs as pid {observation.pid}{where}")
         case RankExited():
             return _of_exit(before, observation, after)
@@ -144,7 +144,7 @@ def _of_message(before: JobSnapshot, said: RankSaid, after: JobSnapshot) -> NewE
         case PermanentFailure(message=why) if (
             after.failure is None and after.agent_of(after.ranks[said.rank]).is_unfit
         ):
-            words = f"was refused on {after.ranks[said.rank].host}: {excerpt(why)}"
+            words = f"was refused on {after.host_name(after.ranks[said.rank].host)}: {excerpt(why)}"
             return _of_rank(after, said.rank, "host_set_aside", words)
         case PeerLost() as lost:
             return _of_lost_peer(before, said.rank, lost)
@@ -184,7 +184,8 @@ def _of_action(before: JobSnapshot, action: actions.Action, after: JobSnapshot) 
             return NewEvent(kind="agent_killed", message=message)
         case actions.LoseHost(host=host, why=why):
             ranks = ", ".join(str(rank.rank) for rank in before.ranks_on(host) if rank.is_alive)
-            message = f"{host} and its ranks ({ranks or 'none'}) were given up: {why}"
+            name = after.host_name(host)
+            message = f"{name} and its ranks ({ranks or 'none'}) were given up: {why}"
             return NewEvent(kind="host_lost", message=message)
         case actions.PublishGroup():
             return NewEvent(kind="group_announced", message=describe_group(action.group))

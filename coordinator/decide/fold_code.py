@@ -44,7 +44,8 @@ def compare(
     words = f"has other code than the job: {what}"
     refused = Cause(reason=Reason.CODE_CHANGED, message=words)
     if not agent.has_code and snapshot.has_other_host(rank):  # an old copy
-        words = f"was refused, as {rank.host} {words}. That host is not used any more"
+        host = snapshot.host_name(rank.host)
+        words = f"was refused, as {host} {words}. That host is not used any more"
         snapshot = fold_exit.set_host_aside(snapshot, rank, replace(refused, message=words))
         return replace(snapshot, code=replace(code, note=f"rank {rank.rank} {words}"))
     ways = (

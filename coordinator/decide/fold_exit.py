@@ -48,7 +48,8 @@ def record_permanent_error(
     is_of_host = message.reason is Reason.DIFFERENT_BITS or is_of_data
     if not is_of_host or not snapshot.has_other_host(rank):
         return _fail_for_program(snapshot, rank, cause, now)
-    refused = replace(cause, message=f"was refused on {rank.host}: {cause.message}")
+    host = snapshot.host_name(rank.host)
+    refused = replace(cause, message=f"was refused on {host}: {cause.message}")
     return set_host_aside(snapshot, rank, refused)
 
 

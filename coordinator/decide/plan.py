@@ -145,7 +145,7 @@ def _lose_hosts(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
     ranks = snapshot.ranks_by_host() if snapshot.spans_hosts else {}
     for host, agent in snapshot.agents.items():
         if now >= liveness.host_deadline(snapshot, agent, ranks.get(host, ())):
-            why = f"{host} does not answer: check its power and network"
+            why = f"{snapshot.host_name(host)} does not answer: check its power and network"
             yield actions.LoseHost(host=host, why=why)
     if snapshot.partition is not None and snapshot.partition.count >= PARTITION_LIMIT:
         yield plan_pool.lose_partitioned_host(snapshot, snapshot.partition)

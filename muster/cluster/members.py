@@ -3,6 +3,8 @@
 It writes a file whenever one comes, goes or has another address; the services read it anew.
 """
 
+from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,6 +44,15 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
         """The nodes as placement sees them. Rows name a node by its id, which outlives its name."""
         return Cluster(nodes=tuple(map(_described, self.nodes)))
 
+    @property
+    def names(self) -> dict[str, str]:
+        """What people call each node: its machine, with the id where two have one name."""
+        counts = Counter(node.name for node in self.nodes)
+        return {
+            node.node_id: node.name if counts[node.name] == 1 else f"{node.name} ({node.node_id})"
+            for node in self.nodes
+        }
+
     def find(self, node_id: str) -> MemberNode | None:
         return next((node for node in self.nodes if node.node_id == node_id), None)
 
@@ -64,6 +75,7 @@ class ServiceCluster:
     def __init__(self, settings: ServiceSettings, node: str) -> None:
         """`node` is the id of our own. Raises `InvalidDescription` and `InvalidEnvironment`."""
         self._file = settings.nodes
+        self._names: Mapping[str, str] = {}
         if self._file is None:
             self._seen = None
             self._cluster = cluster_of_service(settings.cluster, node, settings.slots)
@@ -74,13 +86,19 @@ class ServiceCluster:
         self._seen, members = file_identity(self._file), read_members(self._file)
         if members is None:
             raise InvalidDescription(f"{self._file} cannot be read: start `muster node` again")
-        self._cluster = members.cluster
+        self._cluster, self._names = members.cluster, members.names
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What people call each node of a household; nothing without one."""
+        self()
+        return self._names
 
     def __call__(self) -> Cluster:
         """Return the machines that there are now."""
         if self._file is not None and (seen := file_identity(self._file)) != self._seen:
             if (members := read_members(self._file)) is not None:
-                self._cluster = members.cluster
+                self._cluster, self._names = members.cluster, members.names
             self._seen = seen
         return self._cluster
 

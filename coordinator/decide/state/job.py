@@ -48,6 +48,7 @@ class AgentSnapshot:
     """The present or last agent of one host."""
 
     host: str
+    name: str = ""  # what people call the host, if not so
     is_local: bool = True  # of the coordinator's own host, whose processes it sees itself
     order: int = 0  # of the host, among those on which a job may have ranks
     state: AgentState = AgentState.ABSENT
@@ -218,11 +219,17 @@ class JobSnapshot:
 
     def rank_name(self, rank: RankSnapshot) -> str:
         """Return what messages about the failure of a rank call it."""
-        return f"rank {rank.rank} on {rank.host}" if self.spans_hosts else f"rank {rank.rank}"
+        where = f" on {self.host_name(rank.host)}" if self.spans_hosts else ""
+        return f"rank {rank.rank}{where}"
+
+    def host_name(self, host: str) -> str:
+        """Return what messages call a host."""
+        agent = self.agents.get(host) or self.hosts.get(host)
+        return host if agent is None else agent.name or host
 
     def agent_name(self, host: str) -> str:
         """Return what messages call the agent of a host."""
-        return f"the job's agent on {host}" if self.spans_hosts else "the job's agent"
+        return "the job's agent" + f" on {self.host_name(host)}" * self.spans_hosts
 
     def ranks_on(self, host: str) -> tuple[RankSnapshot, ...]:
         """Return the ranks that a host has, or is to have."""
