@@ -239,6 +239,7 @@ def _build_state(
         disk_reserve.allocate()
         return outcomes
 
+    cluster = ServiceCluster(settings, node)
     state = AppState(
         database=database,
         jobs=job_rows,
@@ -254,7 +255,8 @@ def _build_state(
         node=node,
         submitter=Submitter(
             settings=settings,
-            read_cluster=ServiceCluster(settings, node),
+            read_cluster=cluster,
+            read_names=lambda: cluster.names,
             working_dir=Path.cwd(),
             clock=utc_now,
             random_hex=partial(secrets.token_hex, 16),

@@ -82,6 +82,7 @@ class Service:
             jobs=self.jobs,
             history=self.history,
             submitter=SimpleNamespace(cluster=self.cluster),
+            host_named=lambda name: name,
             coordinator=SimpleNamespace(wake=self._wake),
         )
         request_join(
