@@ -44,7 +44,9 @@ def split_relay_line(data: bytes) -> tuple[RelayedClient | None, bytes] | None:
     if not data.startswith(_PREFIX[: len(data)]):
         return None, data
     line, end, rest = data.partition(_END)
-    if not end and len(data) <= LINE_LIMIT_BYTES:
+    if len(line) > LINE_LIMIT_BYTES:
+        raise WireError(f"a relay has sent a line of more than {LINE_LIMIT_BYTES} bytes")
+    if not end:
         return None
     try:
         return msgspec.json.decode(line.removeprefix(_PREFIX), type=RelayedClient), rest

@@ -14,6 +14,7 @@ election.py             who leads; pure, for node.py
 topology.py             which way round the ring goes; pure, for node.py
 gathering.py, node.py   the parts of a network: the group of a script; the node of a machine
 bandwidth.py            how fast a link is
+streams.py, relay.py    bytes over links of their own; the API on every node
 group.py                `discover`, and the backend
 replicas.py             checkpoints of members, restored together
 doctor.py               what stands between this process and another machine

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from structlog.testing import capture_logs
 
 from api.access.auth import CACHED_SECONDS, Authenticator, TokenCache, Unauthorized, client_network
 from api.errors import Problem
 from database.engine import Database
 from database.tokens import Tokens
+from muster.contracts.relay import RelayedClient
 from muster.contracts.token import Scope, Token
 from tests.support.clocks import ManualClock
 from tests.support.database_samples import NOON
@@ -20,6 +22,8 @@ from tests.unit.api.token_store import OWN_UID, TEXT, TokenStore, make_authentic
 
 WRONG = TEXT[:-1] + "0"
 ENVIRONMENT = "0123456789abcdef" * 2
+
+AT_NODE = RelayedClient(node_id="n-1", host="desk", user="uid:9")
 
 AWAY: dict[str, Any] = {"is_away": True}
 
@@ -110,15 +114,24 @@ def test_a_cached_token_needs_no_database(
     assert outcome(authenticator) == "store-unavailable"
 
 
+def test_a_user_at_a_node_is_known_by_its_id(authenticator: Authenticator) -> None:
+    renamed = replace_struct(AT_NODE, host="table")
+    first, second = (
+        asyncio.run(authenticator.authenticate(each, None)) for each in (AT_NODE, renamed)
+    )
+    assert (first.name, second.name) == ("uid:9@desk", "uid:9@table")
+    assert first.principal == second.principal == "uid:9@n-1"
+
+
 def test_a_required_token_is_required_of_the_own_user() -> None:
     strict = make_authenticator(TokenStore(), require_token=True)
-    assert not strict.is_own_user(OWN_UID)
     refused = []
-    for uid in (OWN_UID, OWN_UID + 1):
+    for user in (OWN_UID, OWN_UID + 1, AT_NODE, replace_struct(AT_NODE, user=None)):
+        assert not strict.is_own_user(user)
         with pytest.raises(Unauthorized) as caught:
-            asyncio.run(strict.authenticate(uid, None))
+            asyncio.run(strict.authenticate(user, None))
         refused.append(caught.value)
-    assert [one.slug for one in refused] == ["token-required", "no-token"]
+    assert [one.slug for one in refused] == ["token-required", "no-token"] * 2
     assert "MUSTER_REQUIRE_TOKEN=0" in refused[0].detail
     assert "MUSTER_REQUIRE_TOKEN" not in refused[1].detail, "settings are not for strangers"
 

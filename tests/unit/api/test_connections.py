@@ -16,6 +16,7 @@ from api.access import connections
 from api.access.connections import CHUNKS_LIMIT, CONNECTIONS_EACH, LimitedProtocol
 from api.access.middleware import AccessMiddleware
 from api.access.rate_limits import RateLimiter
+from muster.contracts.relay import RelayedClient, relay_line
 from tests.unit.api.token_store import TEXT, TokenStore, make_authenticator
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +41,7 @@ async def unread(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def served(*, is_own_user: bool = False) -> AsyncIterator[int]:
+async def served(*, is_own_user: bool = False, may_be_relayed: bool = False) -> AsyncIterator[int]:
     """Serve to callers that all are the service's own user, or a stranger; yield the port."""
     guarded = AccessMiddleware(
         unread,
@@ -52,7 +53,8 @@ async def served(*, is_own_user: bool = False) -> AsyncIterator[int]:
     protocol = partial(
         LimitedProtocol,
         {},
-        lambda _uid: is_own_user,
+        lambda _user: is_own_user,
+        may_be_relayed=may_be_relayed,
         config=Config(guarded, log_config=None),
         server_state=ServerState(),
         app_state={},
@@ -137,6 +139,14 @@ async def test_the_own_user_is_never_counted() -> None:
         await held.enter_async_context(connected(port, GET + b"\r\n"))
         first[1].write(GET + b"\r\n")
         assert await first[0].readuntil(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(("may_be_relayed", "status"), [(True, b"401"), (False, b"400")])
+async def test_only_a_node_names_its_clients(may_be_relayed: bool, status: bytes) -> None:  # noqa: FBT001
+    line = relay_line(RelayedClient(node_id="n-1", host="desk", user=None))
+    async with served(may_be_relayed=may_be_relayed) as port, connected(port) as client:
+        client[1].write(line + GET + b"\r\n")
+        assert (await client[0].readuntil(b"\r\n")).startswith(b"HTTP/1.1 " + status)
 
 
 @pytest.mark.parametrize("sent", [b"", GET], ids=["silent", "half"])
