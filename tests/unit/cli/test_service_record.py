@@ -9,7 +9,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
-import msgspec
 import pytest
 
 from cli.services.record import (
@@ -59,16 +58,6 @@ def test_record_is_gone_with_the_lock(files: DataDir) -> None:
         assert read_record(files) == service_record(URL)
     assert read_record(files) is None
     assert not files.services_record.exists()
-
-
-def test_node_is_found_by_its_record(files: DataDir) -> None:
-    files.root.mkdir()
-    record = {"process": msgspec.to_builtins(this_process()), "port": 52416}
-    files.node_record.write_bytes(msgspec.json.encode(record))
-    assert find_own_services() is None, "it has no relay"
-    files.node_record.write_bytes(msgspec.json.encode(record | {"url": URL}))
-    assert address_of(find_own_services()) == (URL, None)
-    assert read_record(files) is None, "it is no muster up"
 
 
 def test_second_up_is_refused_with_the_place_of_the_first(files: DataDir) -> None:
