@@ -107,7 +107,8 @@ def agent_assignment(
         token=job.tokens.get(host, ""),
         coordinator=endpoint and CoordinatorAddress(host=endpoint[0], port=endpoint[1]),
     )
-    ranks, job_id, needs = snapshot.ranks_on(host), snapshot.job_id, ()
+    ranks, job_id = snapshot.ranks_on(host), snapshot.job_id
+    needs: tuple[str, ...] = ()
     if job.places is not None:
         script, data = job.places.script, job.places.dataset_dir
         needed = [job.places.working_dir, script and script.file]

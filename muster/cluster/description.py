@@ -187,8 +187,6 @@ def _reasons(document: object) -> _Reasons:
     for (place, node), host in zip(nodes.items(), hosts, strict=True):
         if node.get("transport") == "ssh" and (problem := _host_problem(host, hosts)):
             yield (*place, "host"), f"host {node['host']} {problem}"
-        if node.get("transport") == "mesh":
-            yield (*place, "transport"), "mesh is for machines with muster node: write local or ssh"
     for place, gpu in gpus.items():
         if gpu.get("vram_mb") == 0:
             message = f"GPU {gpu.get('uuid')} has vram_mb 0: write the MB that nvidia-smi shows"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from muster.cluster.description import Cluster, ClusterNode, Gpu, check_description
+from muster.contracts.errors import InvalidDescription
 from muster.host.yaml_files import YamlFile
 
 
@@ -14,6 +15,13 @@ def read_cluster(path: Path) -> Cluster:
 def cluster_of(file: YamlFile) -> Cluster:
     """Return the cluster that a parsed file describes; raises `InvalidDescription`."""
     check_description(file.content, file.name, lambda location: file.position(location)[0])
+    for index, node in enumerate(file.content["nodes"]):
+        if node.get("transport") == "mesh":
+            line, _ = file.position(("nodes", index, "transport"))
+            raise InvalidDescription(
+                f"{file.name}:{line}: mesh is between machines with `muster node`, which need no "
+                "cluster file: write local or ssh"
+            )
     nodes = (
         ClusterNode(**node | {"gpus": tuple(Gpu(**gpu) for gpu in node.get("gpus", ()))})
         for node in file.content["nodes"]

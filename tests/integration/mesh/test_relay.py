@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import httpx
 import pytest
 
 from muster.client import Client
-from muster.contracts.relay import RelayedClient
+from muster.contracts.relay import RelayedClient, relay_line
 from muster.links.serving import listen
 from muster.mesh import relay
 from muster.mesh.relay import ApiRelay, Target
