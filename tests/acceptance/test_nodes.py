@@ -1,0 +1,89 @@
+"""A cluster of nodes on three machines: it forms, trains, loses a machine and regains it.
+
+Nothing but the secret is given to them.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.hosts import Host, hosts, needs_hosts
+from tests.support.installation import await_value
+from tests.support.nodes import ROOT, Nodes, nodes
+
+pytestmark = needs_hosts()
+
+JOB = {"world_size": 6, "mode": "synchronous", "epochs": 12}
+
+
+class Cluster:
+    """`muster node` on hosts, and `muster` typed there."""
+
+    def __init__(self, running: Nodes, file: Path) -> None:
+        self.nodes = running
+        self.file = file
+
+    def muster(self, host: Host, *words: str) -> str:
+        words = (sys.executable, "-m", "cli", *words)
+        named = [f"{name}={value}" for name, value in self.nodes.environ(host).items()]
+        return host.run("env", "-C", str(ROOT), *named, *words)
+
+    def read(self, host: Host, *words: str) -> Any:  # noqa: ANN401  JSON
+        printed = self.muster(host, *words, "--output", "json")
+        return json.loads(printed[printed.index("{") :])
+
+    def submit(self, host: Host, **fields: object) -> str:
+        self.file.write_text(json.dumps(JOB | fields))
+        printed = self.muster(host, "submit", "--detach", str(self.file))
+        return next(line for line in printed.splitlines() if line.startswith("job-"))
+
+    def nodes_of(self, host: Host, job: str) -> set[str]:
+        """Return the machines of the ranks that run."""
+        workers = self.read(host, "workers", job)["workers"]
+        return {each["node"] for each in workers if each["pid"] is not None}
+
+    def result(self, host: Host, leader: Host, job: str) -> str:
+        """Wait for the end of a job, check what it read, and return the digest of its weights.
+
+        They lie on the machine that leads.
+        """
+        self.muster(host, "wait", job)
+        self.muster(host, "audit", job)
+        return self.muster(leader, "digest", job)
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[list[Host]]:
+    with hosts(3, tmp_path / "hosts") as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(machines: list[Host], tmp_path: Path) -> Iterator[Cluster]:
+    with nodes(machines, ["cli", "node"]) as running:
+        running.start(*machines)
+        yield Cluster(running, tmp_path / "job.json")
+
+
+def test_a_follower_that_dies_and_comes_back_changes_no_bit(
+    cluster: Cluster, machines: list[Host]
+) -> None:
+    master = cluster.nodes.await_master(machines)
+    leader = next(each for each in machines if cluster.nodes.ids[each] == master)
+    first, last = (each for each in machines if each is not leader)
+    digest = cluster.result(first, leader, cluster.submit(last))
+    names = {machine.name for machine in machines}
+    job = cluster.submit(last)
+    shown = lambda: cluster.muster(first, "events", job)  # noqa: E731
+    await_value(lambda: cluster.nodes_of(first, job) == names, shown)
+    last.power_off()
+    await_value(lambda: cluster.nodes_of(first, job) == names - {last.name}, shown)
+    last.power_on()
+    cluster.nodes.start(last)
+    assert cluster.result(first, leader, job) == digest
+    assert shown().count(f"{last.name} and its ranks") == 1, shown()
+    assert {each["host"] for each in cluster.read(last, "hosts")["hosts"]} == names
