@@ -1,5 +1,7 @@
 """What several suites share."""
 
+import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +17,14 @@ RETRY_SECONDS = 30.0
 # No test asserts on time: a busy machine may take seconds for what takes milliseconds.
 settings.register_profile("muster", deadline=None)
 settings.load_profile("muster")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Print each failure at once: a run that is cut prints no summary."""
+    if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        lines = report.longreprtext.splitlines() or ["no reason"]
+        reason = [line for line in lines if line.startswith("E  ")][-1:] or lines[-1:]
+        sys.__stderr__.write(f"\nFAILED {report.nodeid} ({report.when}): {reason[0]}\n")
 
 
 @pytest.fixture(scope="session")
