@@ -2,7 +2,7 @@
 # comparing the age of four files is all that is left of it.
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo check lint types units units-a-c units-d-z test floors chaos contain objects stale fuzz load security bench compose-env containers lock release clean
+.PHONY: help up demo check lint types units units-a-c units-d-z test long floors chaos contain objects stale fuzz load security bench compose-env containers lock release clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp
@@ -44,16 +44,19 @@ types: $(STAMP)
 units: units-a-c units-d-z
 
 units-a-c units-d-z: units-%: $(STAMP)
-	$(BIN)/pytest -q -m 'not postgres and not slow' $(wildcard tests/unit/[$*]*) $(if $(filter d-z,$*),tests/promises)
+	$(BIN)/pytest -q -m 'not postgres and not slow and not long' $(wildcard tests/unit/[$*]*) $(if $(filter d-z,$*),tests/promises)
 
 # Integration tests wait for half of their time, so two cores have room for three workers. They
 # differ much in length, so an idle worker takes over half of what another still has to do; until
 # then neighbours stay together and share their module's fixtures.
-test: $(STAMP) ## every test, the whole system included (ARGS='-k name' to choose)
-	$(BIN)/pytest -n 3 --dist worksteal --durations 10 $(ARGS)
+test: $(STAMP) ## the tests, the whole system included (ARGS='-k name' to choose)
+	$(BIN)/pytest -n 3 --dist worksteal --durations 10 -m 'not long' $(ARGS)
+
+long: $(STAMP) ## what make test leaves out: variants of its tests, and harnesses: 5 min
+	$(BIN)/pytest -n 3 --dist worksteal -m long $(ARGS)
 
 # On packages that people may have, not those of the lock.
-FLOORS := -q -m 'not slow' tests/unit tests/promises tests/integration \
+FLOORS := -q -m 'not slow and not long' tests/unit tests/promises tests/integration \
 	tests/acceptance/test_programs.py tests/acceptance/test_elastic.py
 OLDEST ?= python3.11
 NEWEST ?= python3.13

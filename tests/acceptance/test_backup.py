@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tests.support.installation import Installation, Undisturbed, restarts
+from tests.support.marks import long
 from tests.support.undisturbed import bits
 
 LONG = {"world_size": 2, "epochs": 7, "sleep_sec": 0.1, "checkpoint_every": 2}
@@ -28,7 +29,7 @@ def back_up(environment: dict[str, str], copy: Path) -> subprocess.CompletedProc
     )
 
 
-@pytest.mark.parametrize("mode", ["independent", "synchronous"])
+@pytest.mark.parametrize("mode", [long("independent"), "synchronous"])
 def test_a_private_backup_is_restored_with_the_same_bits(
     tmp_path: Path, dataset_dir: Path, undisturbed: Undisturbed, mode: str
 ) -> None:

@@ -31,6 +31,12 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterIn
         yield installation
 
 
+PARAMETERS = [
+    pytest.param(fields, id=name, marks=pytest.mark.long if name == "gang" else ())
+    for name, fields in JOBS.items()
+]
+
+
 def kill(installation: ClusterInstallation, number: int, kind: str) -> None:
     """Kill a process of a job on a host: the first whose tag begins so."""
     tags = installation.process_tags(installation.machines[number])
@@ -42,7 +48,7 @@ def saves_after(seen: Seen | None) -> Callable[[Seen], bool]:
     return lambda now: is_running(now) and now["checkpoints_saved"] >= before + 4
 
 
-@pytest.mark.parametrize("fields", JOBS.values(), ids=JOBS)
+@pytest.mark.parametrize("fields", PARAMETERS)
 def test_checkpoints_reach_the_coordinator(
     installation: ClusterInstallation, fields: dict[str, object]
 ) -> None:

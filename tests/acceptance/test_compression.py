@@ -10,6 +10,7 @@ from muster.checkpoints.comparison import identity_of
 from muster.checkpoints.listing import checkpoint_dirs
 from tests.support import noise
 from tests.support.clusters import ClusterInstallation, cluster, needs_cluster, trains
+from tests.support.marks import long
 
 pytestmark = [needs_cluster(), pytest.mark.timeout(180)]
 
@@ -33,7 +34,10 @@ JOB = {
 }
 
 
-@pytest.mark.parametrize("kind", ["int8", "bf16", "fp16", {"kind": "random", "ratio": 0.1}])
+OTHER_KINDS: list[object] = ["bf16", "fp16", {"kind": "random", "ratio": 0.1}]
+
+
+@pytest.mark.parametrize("kind", ["int8", *map(long, OTHER_KINDS)])
 def test_hosts_give_the_bits_of_one(installation: ClusterInstallation, kind: object) -> None:
     alone = installation.submit(**JOB, compression=kind, world_size=1, hosts=["host-2"])
     installation.complete(alone)

@@ -14,6 +14,7 @@ from muster.host.containment import tagged_processes
 from muster.host.processes import identify, send_signal
 from stress.elastic_schedules import LONG, Schedule
 from tests.support.installation import Installation, pids
+from tests.support.marks import long
 from tests.support.pools import PooledJob
 
 
@@ -299,7 +300,7 @@ def test_the_death_of_all_ranks_ten_times_changes_no_bit(
     assert job.see()["endings"]["killed"] == 30
 
 
-@pytest.mark.parametrize("spares", [0, 1])
+@pytest.mark.parametrize("spares", [long(0), 1])
 def test_a_random_schedule_changes_no_bit(installation: Installation, spares: int) -> None:
     undisturbed = PooledJob(installation, world_size=1, epochs=LONG["epochs"])
     undisturbed.hurries()

@@ -28,6 +28,7 @@ from stress.security.strangers import strangers_figures
 from tests.support.certificates import needs_openssl
 from tests.support.clusters import needs_cluster
 from tests.support.hosts import needs_hosts
+from tests.support.marks import long
 from tests.support.strangers import needs_root
 
 
@@ -36,6 +37,7 @@ def test_a_few_faults_lose_nothing(tmp_path: Path) -> None:
     assert not report.faults, report
 
 
+@pytest.mark.long
 def test_a_few_faults_lose_nothing_in_a_store(tmp_path: Path) -> None:
     only = "storage:kill,store:nap,rank:kill"
     report = chaos.run(tmp_path, faults=5, seed=1, jobs=1, steps=40, only=only, store="s3")
@@ -52,7 +54,7 @@ def test_damaged_gradients_are_refused(tmp_path: Path) -> None:
     assert not report.faults, report
 
 
-@pytest.mark.parametrize(("store", "count"), [("disk", 2), ("s3", 1)])
+@pytest.mark.parametrize(("store", "count"), [("disk", 2), long("s3", 1)])
 def test_killed_gangs_end_with_equal_models(tmp_path: Path, store: str, count: int) -> None:
     report = gangs.run(tmp_path, gangs=count, seed=2, kills=2, store=store)
     assert not report.faults, report
@@ -65,6 +67,7 @@ def test_resumed_stale_processes_exit_and_change_nothing(tmp_path: Path) -> None
     assert not report.faults, report
 
 
+@pytest.mark.long
 @pytest.mark.postgres
 @pytest.mark.timeout(400)
 @needs_hosts(network=False)
@@ -79,11 +82,13 @@ def test_jobs_over_hosts_keep_their_bits(tmp_path: Path) -> None:
     assert not report.faults, report
 
 
+@pytest.mark.long
 def test_dead_and_frozen_ranks_are_replaced_slow_ones_are_not(tmp_path: Path) -> None:
     report = detection.run(tmp_path, kills=4, freezes=1, minutes=0.05, seed=1)
     assert not [fault for fault in report.faults if "goal is missed" not in fault], report
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_model_is_there_whatever_happens_to_its_export(tmp_path: Path) -> None:

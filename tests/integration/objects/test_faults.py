@@ -13,6 +13,7 @@ def test_no_wrong_latest_despite_faults(tmp_path: Path) -> None:
     assert run(tmp_path, operations=200, seed=1).faults == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_harness_notices_a_store_without_conditions(place: S3Location) -> None:
     def ignore(_operation: str, headers: dict[str, str]) -> None:

@@ -14,6 +14,7 @@ from muster.contracts.settings.environ import process_tag
 from muster.host.processes import identify
 from tests.support.agent_stage import Conversation, Stage
 from tests.support.installation import await_value
+from tests.support.marks import long
 
 TRAINER = """
 import muster, signal, sys, time
@@ -108,7 +109,7 @@ def test_a_trainer_under_a_wrapper_saves_once(
     assert not stage.running(0)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", "spawn", long("forkserver")])
 @pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 @pytest.mark.slow  # four imports of torch
 def test_a_trainer_saves_with_its_workers(stage: Stage, agent: Conversation, method: str) -> None:
