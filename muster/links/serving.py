@@ -47,7 +47,12 @@ class ServedLink:
     session: Session
 
     def send(self, payload: bytes) -> None:
-        """Send as soon as there is room. Raises `WireError` if it is too long."""
+        """Send as soon as there is room; nothing once the link ends.
+
+        Raises `WireError` if it is too long.
+        """
+        if self.writer.is_closing():  # else asyncio writes a line about each to standard error
+            return
         self.session.send(payload)
         self.writer.write(self.session.take())
 

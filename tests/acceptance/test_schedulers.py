@@ -157,4 +157,5 @@ def test_engines_say_what_is_missing(
         "ssh": None,
         scheduler.name: None,
         other: f"add {other} to MUSTER_ENGINES of the services",
+        "mesh": "add mesh to MUSTER_ENGINES of the services",
     }

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.installation import Installation, await_value
 
-STEPS, SPIKE, NOT_FINITE = 600, 290, 295
+STEPS, SPIKE, NOT_FINITE = 1000, 690, 695
 
 PROGRAM = f"""
 import time
@@ -36,9 +36,9 @@ def test_a_curve_goes_on_over_kills(installation: Installation, *, gang: bool) -
     installation.coordinator.end(signal.SIGKILL)
     installation.kill(job_id, 0)
     installation.coordinator.start()
-    installation.wait_until(job_id, lambda seen: seen["step"] > 300)
+    installation.wait_until(job_id, lambda seen: seen["step"] > 700)
     installation.kill(job_id, 0)
-    installation.wait_until(job_id, lambda seen: seen["step"] > 400)
+    installation.wait_until(job_id, lambda seen: seen["step"] > 800)
     # A coordinator that is killed loses what it has not written yet: about a second of values.
     await_value(lambda: 1e6 in greatest(), lambda: installation.describe(job_id))
     installation.coordinator.end(signal.SIGKILL)

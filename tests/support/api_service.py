@@ -21,7 +21,7 @@ from muster.contracts.settings.paths import DataDir
 from muster.host.processes import this_process
 from tests.support.logs import JobLogs
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 POLL_SECONDS = 0.02
 
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from muster.client import Client
+from muster.cluster.members import MemberNode, Members, write_members
 from muster.contracts.relay import RelayedClient, relay_line
 from muster.links.serving import listen
 from muster.mesh import relay
@@ -51,6 +52,8 @@ class Household:
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Household]:
     root = tmp_path_factory.mktemp("relay")
+    own = MemberNode(node_id="n-1", name="desk", slots=1, cores=1, ram_mb=1, address=None)
+    write_members(root / "nodes.json", Members(cluster_id="c", nodes=(own,)))
     service = Service(root, MUSTER_NODES=str(root / "nodes.json"), MUSTER_TOKEN=TOKEN)
     with ExitStack() as ending:
         ending.callback(lambda: service.process and service.end(signal.SIGKILL))
