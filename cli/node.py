@@ -51,6 +51,12 @@ LISTEN_SECONDS: Final = 3.0
 
 POLL_SECONDS: Final = 0.05
 
+NOTICE_SECONDS: Final = 1.5
+"""Until no rank is placed here any more, so that those which end now are started elsewhere."""
+
+DRAIN_SECONDS: Final = 60.0
+"""For the last checkpoints of ranks; a second Ctrl-C does not wait for them."""
+
 
 @click.group(cls=Group, invoke_without_command=True)
 @click.pass_context
@@ -101,8 +107,21 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
     name = f"{network.hello.host} is node {network.node_id}"
     say(f"{name}; see the others with muster mesh, end it with Ctrl-C")
     await services.run(lambda: not network.is_alive)
+    if network.is_alive and not part.leads and part.cluster is not None:
+        await _drain(network, files)
     if not network.is_alive:
         raise MusterError("this node has ended by a fault, see above: start it again")
+
+
+async def _drain(network: Network, files: DataDir) -> None:
+    """Have the ranks of this machine go on elsewhere."""
+    from worker.attach import drain  # noqa: PLC0415  as `Mesh`
+
+    network.do(lambda: network.say(is_leaving=True))
+    await asyncio.sleep(NOTICE_SECONDS)
+    left = await asyncio.to_thread(drain, files, DRAIN_SECONDS)
+    if left:
+        say(f"{left} agents have not ended within {DRAIN_SECONDS:g} s: their ranks run on")
 
 
 def _listen(port: int) -> socket.socket:

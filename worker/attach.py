@@ -11,6 +11,7 @@ import os
 import platform
 import select
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,7 @@ from muster.host.containment import kill_job, tagged_processes
 from muster.host.files import closing, existing, file_identity, shares_directory
 from muster.host.gpus import describe_gpus
 from muster.host.limits import ShellLimits, usable_memory_mb, usable_processors
-from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill
+from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill, send_signal
 from muster.runtime.agent_process import agent_tag, launch_agent
 
 Said = TypeVar("Said", bound=msgspec.Struct)
@@ -59,6 +60,9 @@ _PATHS: Final = (
     *("job_root", "address_file", "secrets_dir", "checkpoint_dir", "python"),  # of assignments
     *("data_dir", "directory"),  # of other orders, and of probe files
 )
+
+
+DRAIN_POLL_SECONDS: Final = 0.05
 
 
 def main() -> None:
@@ -226,6 +230,20 @@ def _find(order: WatchAgent) -> ProcessRecord | None:
     if agent is not None and not (has_booted or is_provably_gone(agent)):
         raise OSError(f"this is {platform.node()}, where an agent of {agent.node} cannot be seen")
     return next(iter(tagged_processes(agent_tag(order.job_uid))), None)
+
+
+def drain(data: DataDir, seconds: float) -> int:
+    """Have the ranks of this host save and exit; return how many agents are left after that time.
+
+    Each agent leaves with its ranks, and the coordinator starts them elsewhere.
+    """
+    agents = [agent for uid in _job_directories(data) for agent in tagged_processes(agent_tag(uid))]
+    for agent in agents:
+        send_signal(agent, signal.SIGTERM)
+    until = time.monotonic() + seconds
+    while (left := sum(map(is_running, agents))) and time.monotonic() < until:
+        time.sleep(DRAIN_POLL_SECONDS)
+    return left
 
 
 def _job_directories(data: DataDir) -> dict[str, JobFiles]:

@@ -40,6 +40,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """What a node has; None for a script."""
     cluster: ClusterRecord | None = None
     """Of a node; None while it belongs to none."""
+    is_leaving: bool = False
+    """No rank is to be started on this node any more."""
 
     def relayed_by(self, seen: str) -> str:
         """Return a warning if its sender is seen elsewhere: a stranger may announce a relay."""

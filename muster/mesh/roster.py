@@ -111,6 +111,9 @@ class Roster:
         machine = peer.hello.machine
         if machine is None or not self._node.is_node(peer):
             return
+        if peer.hello.is_leaving:
+            self._members.pop(peer.node_id, None)
+            return
         self._members[peer.node_id] = MemberNode(
             node_id=peer.node_id,
             name=printable(peer.hello.host)[:NAME_LIMIT],

@@ -87,3 +87,22 @@ def test_a_follower_that_dies_and_comes_back_changes_no_bit(
     assert cluster.result(first, leader, job) == digest
     assert shown().count(f"{last.name} and its ranks") == 1, shown()
     assert {each["host"] for each in cluster.read(last, "hosts")["hosts"]} == names
+
+
+def test_a_node_that_ends_is_drained_and_comes_back(cluster: Cluster, machines: list[Host]) -> None:
+    master = cluster.nodes.await_master(machines)
+    leader = next(each for each in machines if cluster.nodes.ids[each] == master)
+    first, last = (each for each in machines if each is not leader)
+    job = cluster.submit(first, epochs=20)
+    names = {machine.name for machine in machines}
+    shown = lambda: cluster.muster(first, "events", job)  # noqa: E731
+    await_value(lambda: cluster.nodes_of(first, job) == names, shown)
+    assert cluster.nodes.stop(last) == 0
+    hosts_shown = lambda: {each["host"] for each in cluster.read(first, "hosts")["hosts"]}  # noqa: E731
+    await_value(lambda: hosts_shown() == names - {last.name}, shown)
+    assert not last.processes(), "nothing is orphaned"
+    cluster.nodes.start(last)
+    await_value(lambda: cluster.nodes_of(first, job) == names, shown)
+    cluster.muster(first, "wait", job)
+    cluster.muster(first, "audit", job)
+    assert "given up" not in shown(), shown()

@@ -44,6 +44,11 @@ class Nodes:
         self._processes[host].send_signal(signal.SIGKILL)
         self._processes[host].wait()
 
+    def stop(self, host: Host) -> int:
+        """End a node in order, and return its exit code."""
+        self._processes[host].send_signal(signal.SIGTERM)
+        return self._processes[host].wait()
+
     def pid(self, host: Host) -> int:
         return self._processes[host].pid
 
