@@ -19,8 +19,7 @@ def cluster_of(file: YamlFile) -> Cluster:
         if node.get("transport") == "mesh":
             line, _ = file.position(("nodes", index, "transport"))
             raise InvalidDescription(
-                f"{file.name}:{line}: mesh is between machines with `muster node`, which need no "
-                "cluster file: write local or ssh"
+                f"{file.name}:{line}: mesh is for machines with muster node: write local or ssh"
             )
     nodes = (
         ClusterNode(**node | {"gpus": tuple(Gpu(**gpu) for gpu in node.get("gpus", ()))})

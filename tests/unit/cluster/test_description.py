@@ -152,7 +152,7 @@ NO_NODES = "there are no nodes: list them under nodes:, each with a name and a h
         ),
         (
             "nodes: [{name: a, host: b, transport: mesh}]",
-            "x.yaml:1: mesh is between machines with `muster node`",
+            "x.yaml:1: mesh is for machines with muster node: write local or ssh",
         ),
         (
             "nodes: [{name: a, host: b, max_adapters: -1}]",
