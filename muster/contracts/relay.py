@@ -25,6 +25,8 @@ class RelayedClient(msgspec.Struct, frozen=True, kw_only=True):
     """The name of its machine, for people."""
     user: Annotated[str, msgspec.Meta(pattern=r"\Auid:[0-9]{1,10}\Z")] | None
     """The user of that node itself; None for any other."""
+    home: str = ""
+    """The home directory of that user, of which paths of jobs may be a part."""
 
     @property
     def name(self) -> str:

@@ -111,6 +111,8 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True, tag="relay"):
 
     user: str | None
     """The user of the sender's node who connects, such as ``uid:1000``; None for any other."""
+    home: str = ""
+    """The home directory of that user."""
 
 
 class Ring(msgspec.Struct, frozen=True, kw_only=True, tag="ring"):

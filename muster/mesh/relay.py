@@ -18,6 +18,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from muster.contracts.errors import AuthenticationFailed, WireError
+from muster.contracts.location import expand_home
 from muster.contracts.relay import RelayedClient, relay_line
 from muster.contracts.settings.services import DEFAULT_HOST
 from muster.contracts.views.service import ProblemView
@@ -68,6 +69,7 @@ class ApiRelay:
         """
         self._network = network
         self._target = target
+        self._home = expand_home("~")
         self._open: Counter[str] = Counter()
         network.servers[Relay] = self._serve
         network.do(lambda: network.run(self._accept(listening)))
@@ -100,10 +102,13 @@ class ApiRelay:
         if isinstance(target, int):
             own = self._network.own_member
             return await _connect_own(
-                target, RelayedClient(node_id=own.node_id, host=own.host, user=user)
+                target,
+                RelayedClient(node_id=own.node_id, host=own.host, user=user, home=self._home),
             )
         try:
-            link = await open_stream(target.address, self._network.identity, Relay(user=user))
+            link = await open_stream(
+                target.address, self._network.identity, Relay(user=user, home=self._home)
+            )
             try:
                 await link.receive_one()  # its API is there
             except BaseException:
@@ -123,7 +128,7 @@ class ApiRelay:
             return
         peer = self._network.peers.get(claim.process_id)
         host = claim.node_id if peer is None else peer.member.host
-        client = RelayedClient(node_id=claim.node_id, host=host, user=first.user)
+        client = RelayedClient(node_id=claim.node_id, host=host, user=first.user, home=first.home)
         with self._counted(claim.node_id):
             api = await _connect_own(port, client)
             with closing(api.writer):

@@ -19,6 +19,12 @@ pytestmark = needs_hosts()
 
 JOB = {"world_size": 6, "mode": "synchronous", "epochs": 12}
 
+SCRIPT = """
+import os, time
+print("works in", os.getcwd(), flush=True)
+time.sleep(4)
+"""
+
 
 class Cluster:
     """`muster node` on hosts, and `muster` typed there."""
@@ -28,9 +34,9 @@ class Cluster:
         self.file = file
 
     def muster(self, host: Host, *words: str) -> str:
-        words = (sys.executable, "-m", "cli", *words)
-        named = [f"{name}={value}" for name, value in self.nodes.environ(host).items()]
-        return host.run("env", "-C", str(ROOT), *named, *words)
+        environ = self.nodes.environ(host) | {"PYTHONPATH": str(ROOT)}
+        named = [f"{name}={value}" for name, value in environ.items()]
+        return host.run("env", "-C", environ["HOME"], *named, sys.executable, "-m", "cli", *words)
 
     def read(self, host: Host, *words: str) -> Any:  # noqa: ANN401  JSON
         printed = self.muster(host, *words, "--output", "json")
@@ -38,7 +44,10 @@ class Cluster:
 
     def submit(self, host: Host, **fields: object) -> str:
         self.file.write_text(json.dumps(JOB | fields))
-        printed = self.muster(host, "submit", "--detach", str(self.file))
+        return self.submit_words(host, str(self.file))
+
+    def submit_words(self, host: Host, *words: str) -> str:
+        printed = self.muster(host, "submit", "--detach", *words)
         return next(line for line in printed.splitlines() if line.startswith("job-"))
 
     def nodes_of(self, host: Host, job: str) -> set[str]:
@@ -106,3 +115,20 @@ def test_a_node_that_ends_is_drained_and_comes_back(cluster: Cluster, machines: 
     cluster.muster(first, "wait", job)
     cluster.muster(first, "audit", job)
     assert "given up" not in shown(), shown()
+
+
+def test_a_script_runs_in_the_home_of_each_machine_that_has_it(
+    cluster: Cluster, machines: list[Host]
+) -> None:
+    master = cluster.nodes.await_master(machines)
+    leader = next(each for each in machines if cluster.nodes.ids[each] == master)
+    without, last = (each for each in machines if each is not leader)
+    for host in (leader, last):
+        (host.directory / host.name / "train.py").write_text(SCRIPT)
+    job = cluster.submit_words(last, "-n", "10", "--", sys.executable, "train.py")
+    cluster.muster(without, "wait", job)
+    logs = cluster.muster(without, "logs", job)
+    homes = {line.split()[-1] for line in logs.splitlines() if "works in" in line}
+    assert homes == {cluster.nodes.environ(host)["HOME"] for host in (leader, last)}, logs
+    events = cluster.muster(without, "events", job)
+    assert f"{without.name}" in events, events

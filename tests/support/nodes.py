@@ -83,7 +83,8 @@ class Nodes:
 
     def environ(self, host: Host) -> dict[str, str]:
         """Return what a process of this host needs to be of the household."""
-        return {"MUSTER_CLUSTER_KEY": self.secret, "MUSTER_DATA_DIR": str(host.local / "node")}
+        own = {"MUSTER_DATA_DIR": str(host.local / "node"), "HOME": str(host.local / host.name)}
+        return {"MUSTER_CLUSTER_KEY": self.secret, **own}
 
     def mesh(self, host: Host) -> Status:
         """Return what `muster mesh` shows there."""
@@ -92,6 +93,7 @@ class Nodes:
         return msgspec.json.decode(host.run("env", "-C", str(ROOT), *words, *command), type=Status)
 
     def _data(self, host: Host) -> Path:
+        (host.directory / host.name).mkdir(exist_ok=True)
         made = host.directory / "node"
         made.mkdir(mode=0o700, exist_ok=True)
         return made
