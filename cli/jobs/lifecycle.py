@@ -17,6 +17,7 @@ from cli.errors import ExitCode, Misuse, WrongState, exit_code_of
 from cli.output import notice_if_slow, plural
 from cli.services.record import find_own_services, service_lock, service_settings
 from muster.client.errors import Ambiguous, Refused, Replaced
+from muster.contracts.agent import is_node_id
 from muster.contracts.errors import MusterError, printable
 from muster.contracts.job.status import EXIT_CODES, OPEN, JobStatus
 from muster.contracts.location import Location
@@ -286,7 +287,9 @@ def gc(*, delete: bool) -> None:
     """
     files = _own_files()
     # Listed before the jobs: what a job makes from now on is none of it.
-    places = sorted([*files.checkpoints.glob("*/"), *files.runs.glob("*/")])
+    # A directory of a node has what scripts at home have saved, which no service knows.
+    saved = (place for place in files.checkpoints.glob("*/") if not is_node_id(place.name))
+    places = sorted([*saved, *files.runs.glob("*/")])
     with connected() as client:
         kept = _kept(client.jobs(), files)
     litter = [place for place in places if place.name not in kept]
@@ -318,10 +321,15 @@ def delete_checkpoints(location: Location) -> None:
 
 def _own_files() -> DataDir:
     """Return the data directory of our services; raises `Misuse` if they cannot be asked."""
-    files = DataDir(service_settings().data_dir)
-    if find_own_services() is None:
+    files, record = DataDir(service_settings().data_dir), find_own_services()
+    if record is None:
         why = "only its own services know what their jobs need"
         raise Misuse(f"nothing in {files.root} is deleted: {why}. Start muster up -d")
+    if record.node_port is not None and not files.nodes.exists():
+        raise Misuse(
+            f"nothing in {files.root} is deleted: the machine that founded the cluster has the "
+            "checkpoints of its jobs, so type this there"
+        )
     return files
 
 

@@ -41,7 +41,7 @@ async def _attach(link: ServedLink, data_dir: Path, first: Attach) -> None:
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 *module_command("worker.attach", first.data_dir, first.home),
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
@@ -50,10 +50,16 @@ async def _attach(link: ServedLink, data_dir: Path, first: Attach) -> None:
                 cwd=data_dir,
                 start_new_session=True,
             )
-        reader, writer = await asyncio.open_connection(sock=ours)
     except OSError as error:
         ours.close()
         link.send(f"worker.attach cannot be started: {error}\n".encode())
         return
-    with closing(writer):
-        await pump(link, reader, writer)
+    try:
+        reader, writer = await asyncio.open_connection(sock=ours)
+        with closing(writer):
+            await pump(link, reader, writer)
+        await process.wait()
+    finally:
+        if process.returncode is None:  # this node ends
+            process.kill()
+            await process.wait()
