@@ -3,66 +3,24 @@
 Nothing but the secret is given to them.
 """
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support.hosts import Host, hosts, needs_hosts
 from tests.support.installation import await_value
-from tests.support.nodes import ROOT, Nodes, nodes
+from tests.support.nodes import Cluster, nodes
 
 pytestmark = needs_hosts()
 
-JOB = {"world_size": 6, "mode": "synchronous", "epochs": 12}
 
 SCRIPT = """
 import os, time
 print("works in", os.getcwd(), flush=True)
 time.sleep(4)
 """
-
-
-class Cluster:
-    """`muster node` on hosts, and `muster` typed there."""
-
-    def __init__(self, running: Nodes, file: Path) -> None:
-        self.nodes = running
-        self.file = file
-
-    def muster(self, host: Host, *words: str) -> str:
-        environ = self.nodes.environ(host) | {"PYTHONPATH": str(ROOT)}
-        named = [f"{name}={value}" for name, value in environ.items()]
-        return host.run("env", "-C", environ["HOME"], *named, sys.executable, "-m", "cli", *words)
-
-    def read(self, host: Host, *words: str) -> Any:  # noqa: ANN401  JSON
-        printed = self.muster(host, *words, "--output", "json")
-        return json.loads(printed[printed.index("{") :])
-
-    def submit(self, host: Host, **fields: object) -> str:
-        self.file.write_text(json.dumps(JOB | fields))
-        return self.submit_words(host, str(self.file))
-
-    def submit_words(self, host: Host, *words: str) -> str:
-        printed = self.muster(host, "submit", "--detach", *words)
-        return next(line for line in printed.splitlines() if line.startswith("job-"))
-
-    def nodes_of(self, host: Host, job: str) -> set[str]:
-        """Return the machines of the ranks that run."""
-        workers = self.read(host, "workers", job)["workers"]
-        return {each["node"] for each in workers if each["pid"] is not None}
-
-    def result(self, host: Host, leader: Host, job: str) -> str:
-        """Wait for the end of a job, check what it read, and return the digest of its weights.
-
-        They lie on the machine that leads.
-        """
-        self.muster(host, "wait", job)
-        self.muster(host, "audit", job)
-        return self.muster(leader, "digest", job)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """Nodes on hosts of the tests: `muster node`, or its mesh alone."""
 
+import json
 import os
 import signal
 import sys
@@ -8,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -102,6 +103,48 @@ class Nodes:
         log = self._directory / f"{host.name}.node.log"
         log.touch()
         return log
+
+
+JOB: Final = {"world_size": 6, "mode": "synchronous", "epochs": 12}
+
+
+class Cluster:
+    """`muster node` on hosts, and `muster` typed there."""
+
+    def __init__(self, running: Nodes, file: Path) -> None:
+        self.nodes = running
+        self.file = file
+
+    def muster(self, host: Host, *words: str) -> str:
+        environ = self.nodes.environ(host) | {"PYTHONPATH": str(ROOT)}
+        named = [f"{name}={value}" for name, value in environ.items()]
+        return host.run("env", "-C", environ["HOME"], *named, sys.executable, "-m", "cli", *words)
+
+    def read(self, host: Host, *words: str) -> Any:  # noqa: ANN401  JSON
+        printed = self.muster(host, *words, "--output", "json")
+        return json.loads(printed[printed.index("{") :])
+
+    def submit(self, host: Host, **fields: object) -> str:
+        self.file.write_text(json.dumps(JOB | fields))
+        return self.submit_words(host, str(self.file))
+
+    def submit_words(self, host: Host, *words: str) -> str:
+        printed = self.muster(host, "submit", "--detach", *words)
+        return next(line for line in printed.splitlines() if line.startswith("job-"))
+
+    def nodes_of(self, host: Host, job: str) -> set[str]:
+        """Return the machines of the ranks that run."""
+        workers = self.read(host, "workers", job)["workers"]
+        return {each["node"] for each in workers if each["pid"] is not None}
+
+    def result(self, host: Host, leader: Host, job: str) -> str:
+        """Wait for the end of a job, check what it read, and return the digest of its weights.
+
+        They lie on the machine that leads.
+        """
+        self.muster(host, "wait", job)
+        self.muster(host, "audit", job)
+        return self.muster(leader, "digest", job)
 
 
 @contextmanager
