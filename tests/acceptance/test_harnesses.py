@@ -60,6 +60,7 @@ def test_killed_gangs_end_with_equal_models(tmp_path: Path, store: str, count: i
     assert not report.faults, report
 
 
+@pytest.mark.long
 @needs_hosts(network=False)
 def test_resumed_stale_processes_exit_and_change_nothing(tmp_path: Path) -> None:
     # The long run measures how soon they exit.
@@ -76,6 +77,7 @@ def test_a_lease_that_moves_between_hosts_costs_nothing(tmp_path: Path) -> None:
     assert not report.faults, report
 
 
+@pytest.mark.long
 @needs_cluster()
 def test_jobs_over_hosts_keep_their_bits(tmp_path: Path) -> None:
     report = hosts.run(tmp_path, schedules=1, seed=28, faults=3, epochs=60)
@@ -114,6 +116,7 @@ def test_retries_are_safe_while_the_api_is_killed(tmp_path: Path) -> None:
     assert not report.faults, report
 
 
+@pytest.mark.long
 @pytest.mark.postgres
 @needs_openssl
 @pytest.mark.timeout(400)

@@ -18,6 +18,7 @@ from muster.host.processes import all_pids, environment_of
 from muster.objects.client import S3Client
 from tests.support.faulty_store import FaultyStore, faulty
 from tests.support.installation import Installation, await_value, pids
+from tests.support.marks import long
 from tests.support.s3_server import (
     bare_client,
     new_bucket,
@@ -79,7 +80,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("fields", KINDS, ids=["independent", "synchronous"])
+@pytest.mark.parametrize("fields", [long(KINDS[0]), KINDS[1]], ids=["independent", "synchronous"])
 def test_killed_processes_change_the_bits(
     on_s3: Installation, bucket: S3Location, undisturbed: UndisturbedRuns, fields: dict[str, object]
 ) -> None:

@@ -116,6 +116,7 @@ def test_frozen_agent_is_replaced_and_its_ranks_live_on(
     assert "rank_killed" not in installation.kinds(job_id)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not counts_waits(), reason="the kernel counts no waits")
 def test_a_starved_rank_is_kept_and_a_stopped_one_replaced(
     installation: Installation, tmp_path: Path

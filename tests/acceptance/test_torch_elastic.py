@@ -102,6 +102,7 @@ def test_a_rank_with_an_edited_script_is_refused(
     assert installation.fail(job_id)["reason"] == "code_changed"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["resnet", "gpt"])
 def test_killed_ranks_of_a_larger_model_change_no_bit(
     installation: Installation, model: str

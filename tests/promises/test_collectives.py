@@ -26,6 +26,7 @@ from muster.collectives.routes import ROUTES
 from muster.collectives.simulated import SimulatedBackend, run_ranks
 from muster.collectives.subgroups import SubBackend
 from tests.support.groups import BACKENDS, TRANSPORTS
+from tests.support.marks import long
 
 pytestmark = pytest.mark.slow
 
@@ -257,7 +258,7 @@ def bits(value: Outcome) -> object:
     return None if value is None else (value.shape, value.dtype.name, value.tobytes())
 
 
-@pytest.mark.parametrize("world_size", range(1, 10))
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8, *map(long, [4, 6, 7, 9])])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_results_are_those_of_numpy(name: str, world_size: int) -> None:
     def rank(backend: Backend) -> list[str]:
