@@ -59,8 +59,9 @@ DRAIN_SECONDS: Final = 60.0
 
 
 @click.group(cls=Group, invoke_without_command=True)
+@click.option("--found", is_flag=True, help="Found the cluster here, if no machine has yet.")
 @click.pass_context
-def node(ctx: click.Context) -> None:
+def node(ctx: click.Context, *, found: bool) -> None:
     """Make this machine a node of its household, until Ctrl-C.
 
     The nodes find each other and elect a master, which runs the jobs of all of them. muster submit
@@ -74,6 +75,8 @@ def node(ctx: click.Context) -> None:
     interrupt_at_signals()
     advice = "end it first, with muster down, or set MUSTER_DATA_DIR for another one"
     with suppress(KeyboardInterrupt), service_lock(files, advice), joining() as own:
+        if found:
+            files.founder_mark.touch(mode=0o600)
         asyncio.run(_serve(own, settings, files))
     say("down")
 
@@ -146,7 +149,7 @@ def _target(network: Network, part: Node, own_port: int) -> Target:
     if part.cluster is None:
         return (
             "this machine belongs to no cluster yet: start muster node where the secret was made, "
-            "or see what is wrong: muster mesh doctor"
+            "or muster node --found on one machine; if it runs there: muster mesh doctor"
         )
     name = "this machine" if part.cluster.founder == network.node_id else part.cluster.name
     return f"{name} has the jobs of the cluster, and does not lead now: is it on? See muster mesh"
