@@ -105,20 +105,14 @@ def agent_assignment(
         token=job.tokens.get(host, ""),
         coordinator=endpoint and CoordinatorAddress(host=endpoint[0], port=endpoint[1]),
     )
-    ranks, job_id, needs = snapshot.ranks_on(host), snapshot.job_id, ()
-    if job.places is not None:
-        script, data = job.places.script, job.places.dataset_dir
-        needed = [job.places.working_dir, script and script.file]
-        if snapshot.spec.command is None and isinstance(data, Path):  # a command knows itself
-            needed.append(data)
-        needs = tuple(str(path) for path in needed if path)
+    ranks, job_id = snapshot.ranks_on(host), snapshot.job_id
     given = assignment_of(order, job_id, snapshot.spec, settings, is_local=agent.is_local)
     vram = given.vram and msgspec.structs.replace(given.vram, usable_mb=dict(usable_vram_mb))
     return msgspec.structs.replace(
         given,
         gpus_at_once=given.gpus_at_once * (max(1, len(ranks)) if snapshot.is_gang else 1),
         vram=vram,
-        needs=needs,
+        needs=() if job.places is None else needed_paths(job.places),
         environment=(job.attachment.numeric_environment or {}).get(host, {}),
         adopted=tuple(
             AdoptedRank(
@@ -131,3 +125,13 @@ def agent_assignment(
             if rank.is_alive and rank.attempt.identity is not None
         ),
     )
+
+
+def needed_paths(places: ResolvedSpec) -> tuple[str, ...]:
+    """Return the paths without which no rank of a job starts."""
+    script, command = places.script, places.spec.command
+    if command is None:
+        files = [places.dataset_dir] if isinstance(places.dataset_dir, Path) else []
+    else:  # it knows itself which data it needs
+        files = [Path(command[0])] if command[0].startswith("/") else []
+    return tuple(map(str, [places.working_dir, *([script.file] if script else []), *files]))

@@ -43,9 +43,9 @@ async def _attach(link: ServedLink, data_dir: Path, first: Attach) -> None:
         with theirs:
             await asyncio.create_subprocess_exec(
                 *module_command("worker.attach", first.data_dir, first.home),
-                stdin=theirs,
-                stdout=theirs,
-                stderr=theirs,  # the caller shows what is no answer
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=theirs.fileno(),  # the caller shows what is no answer
                 env={**environ, "MUSTER_DATA_DIR": str(data_dir)},
                 cwd=data_dir,
                 start_new_session=True,
