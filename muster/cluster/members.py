@@ -65,7 +65,6 @@ class ServiceCluster:
         """`node` is the id of our own. Raises `InvalidDescription` and `InvalidEnvironment`."""
         self._file = settings.nodes
         if self._file is None:
-            self._seen = None
             self._cluster = cluster_of_service(settings.cluster, node, settings.slots)
             return
         if settings.cluster is not None:

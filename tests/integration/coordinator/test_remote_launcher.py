@@ -212,7 +212,7 @@ def test_a_host_that_the_cluster_has_no_more_does_not_answer(tmp_path: Path) -> 
         agent = await launchers["gpu-box"].adopt("uid", None)
         assert agent is not None
         await launchers["gpu-box"].kill(agent)
-        with pytest.raises(NotStarted, match="gpu-box is not in the cluster file any more"):
+        with pytest.raises(NotStarted, match="gpu-box is not in the cluster any more"):
             await launchers["gpu-box"].start(scene.assignment())
         assert not agent.ended.done()
         launchers["gpu-box"].close()

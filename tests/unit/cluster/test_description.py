@@ -148,7 +148,7 @@ NO_NODES = "there are no nodes: list them under nodes:, each with a name and a h
         ),
         (
             "nodes: [{name: a, host: b, transport: rsh}]",
-            "x.yaml:1: node a: transport: expected local or ssh, got 'rsh'",
+            "x.yaml:1: node a: transport: expected local or mesh or ssh, got 'rsh'",
         ),
         (
             "nodes: [{name: a, host: b, max_adapters: -1}]",
