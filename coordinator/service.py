@@ -257,10 +257,9 @@ class Service:
             forward_to = CoordinatorAddress(
                 host=endpoint[0], port=endpoint[1], number=(lease.epoch, 1)
             )
-        others = CommandLaunchers(
+        return forwarded, CommandLaunchers(
             self._other_nodes, self._environ, self._data, forward_to, self._mesh
         )
-        return forwarded, others
 
     async def _follow_nodes(self, addresses: dict[str, str]) -> None:
         """Hand over once other nodes are in the cluster; until then keep their addresses."""

@@ -95,11 +95,9 @@ def moved_order(order: Order, moves: Moves) -> Order:
     if isinstance(order, ProbeHost | LaunchAgent) and order.probe is not None:
         order = msgspec.structs.replace(order, probe=_moved(order.probe, moves))
     if isinstance(order, LaunchAgent):
-        own = _moved(order.assignment, moves)
-        needs = tuple(moved(path, moves) for path in own.needs)
-        own = msgspec.structs.replace(own, moves=moves, needs=needs)
+        own = msgspec.structs.replace(_moved(order.assignment, moves), moves=moves)
         if moves and own.python is not None and not os.access(own.python, os.X_OK):
-            # Another environment than the one where the job was typed: that of this node.
+            # Without the environment where the job was typed: that of this node.
             own = msgspec.structs.replace(own, python=None)
         order = msgspec.structs.replace(order, assignment=own)
     return order
@@ -198,8 +196,8 @@ def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
         raise OSError(f"only {free_mb} MiB are free in {files.root.parents[1]}: make room there")
     if why := _refusal(files.root.parents[1], files.owner, order.coordinator_file):
         raise OSError(why)
-    if order.assignment.moves:  # it need not have what the coordinator's host has
-        for path in map(Path, order.assignment.needs):
+    if moves := order.assignment.moves:  # it need not have what the coordinator's host has
+        for path in [Path(moved(each, moves)) for each in order.assignment.needs]:
             if path == DataDir(files.root.parents[1]).synthetic_dataset:
                 from muster.datasets.synthetic import ensure_synthetic  # noqa: PLC0415  as numpy
 

@@ -77,7 +77,6 @@ class ServiceCluster:
         self._file = settings.nodes
         self._names: Mapping[str, str] = {}
         if self._file is None:
-            self._seen = None
             self._cluster = cluster_of_service(settings.cluster, node, settings.slots)
             return
         if settings.cluster is not None:
