@@ -2,26 +2,22 @@
 
     python -m bench.nodes [ROUNDS] [RESTARTS]
 
-Hosts of the tests, `muster node` on each. Times are from the start of the processes, and from the
+Hosts of the tests, the mesh of `muster node` on each. Times are from the start of the processes, and from the
 cut of the master's host, until the last of the others follows one.
 """
 
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
-from typing import Final, TypeVar
+from typing import Final
 
 import psutil
 
 from tests.support.homes import HomeScript, ask_all, household
 from tests.support.hosts import Host, hosts, refusal
-from tests.support.nodes import Cluster, nodes
-
-Result = TypeVar("Result")
+from tests.support.nodes import nodes
 
 RESTART_SECONDS: Final = 5.0
 IDLE_SECONDS: Final = 60.0
@@ -145,37 +141,6 @@ def slow(host: Host, other: Host) -> None:
     host.run(*f"tc filter add dev eth0 parent 1: {which}".split())
 
 
-def first_step(made: list[Host], directory: Path) -> tuple[float, float]:
-    """Return the seconds from the start of three nodes to the first step of a job, and to a joiner.
-
-    The job is submitted on the last one as soon as that takes it. Then a fourth node is started:
-    the second figure is from there to the start of a rank on it.
-    """
-    *first, late = made
-    with nodes(made, ["cli", "node"]) as running:
-        cluster = Cluster(running, directory / "job.json")
-        began_at = time.monotonic()
-        running.start(*first)
-        job = until(lambda: cluster.submit(first[-1], world_size=16, epochs=1000))
-        until(lambda: cluster.read(first[-1], "show", job)["step"] or None)
-        trained = time.monotonic() - began_at
-        until(lambda: len(cluster.nodes_of(first[0], job)) == len(first) or None)
-        began_at = time.monotonic()
-        running.start(late)
-        until(lambda: late.name in cluster.nodes_of(first[0], job) or None)
-        joined = time.monotonic() - began_at
-        cluster.muster(first[0], "stop", job)
-        return trained, joined
-
-
-def until(read: Callable[[], Result | None]) -> Result:
-    """Return the first result; a command that fails is repeated."""
-    while True:
-        with suppress(AssertionError):
-            if (result := read()) is not None:
-                return result
-
-
 def main(rounds: int, restarts: int) -> int:
     if reason := refusal():
         print(f"left out: no hosts can be made here: {reason}")
@@ -187,10 +152,6 @@ def main(rounds: int, restarts: int) -> int:
             show("master cut off, another", cut(made, rounds), 6.0)
             changes = restart(made, restarts)
             print(f"{restarts} restarts of a follower: {changes} changes of the master (goal 0)")
-        with hosts(4, directory / "four") as made:
-            taken = [first_step(made, directory) for _ in range(rounds)]
-            show("three nodes, first step of a job", [each for each, _ in taken], 8.0)
-            show("a node joins a running job", [each for _, each in taken], 3.0)
         with hosts(IDLE_HOSTS, directory / "ten") as made:
             for what, value in idle(made).items():
                 print(f"{IDLE_HOSTS} idle nodes: {what:24} {value:.2f}")
