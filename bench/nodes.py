@@ -2,8 +2,8 @@
 
     python -m bench.nodes [ROUNDS] [RESTARTS]
 
-Hosts of the tests, the mesh of `muster node` on each. Times are from the start of the processes, and from the
-cut of the master's host, until the last of the others follows one.
+Hosts of the tests, the mesh of `muster node` on each. Times are from the start of the processes,
+and from the cut of the master's host, until the last of the others follows one.
 """
 
 import sys
