@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from anyio.to_thread import run_sync
 from msgspec.structs import replace
 
+from api.access.auth import User
 from api.errors import Conflict, ServiceUnavailable, invalid_field
 from database.errors import JobExists
 from database.jobs import NewJob
@@ -39,7 +40,8 @@ from muster.contracts.job.problems import checked, checked_job_id
 from muster.contracts.job.secrets import Reference, plaintext_secrets
 from muster.contracts.job.spec import CLUSTER_FIELDS, JobRequest, JobSpec
 from muster.contracts.job.status import JobId
-from muster.contracts.location import InvalidLocation, parse_location
+from muster.contracts.location import InvalidLocation, expand_home, moved, parse_location
+from muster.contracts.relay import RelayedClient
 from muster.contracts.settings.paths import DataDir, checkpoints_of_job
 from muster.contracts.settings.services import ServiceSettings
 from muster.datasets.errors import DatasetError, DatasetMissing
@@ -58,6 +60,8 @@ SUFFIX_DIGITS: Final = 10
 """Of the random part of an id, in hexadecimal. Of 500 jobs in a second two get the same id in one
 of 9 million cases; the second one is refused."""
 
+
+_PATH_FIELDS: Final = ("working_dir", "python", "program", "dataset_dir", "checkpoint_dir")
 
 _NEEDED: Final = {
     "ssh": "MUSTER_CLUSTER, see docs/cluster.md",
@@ -182,6 +186,20 @@ class Submitter:
             refuse_other_schedule(values_of_newest(source), wanted, f"in {source}")
         except CheckpointMismatch as error:
             raise Conflict(slug, f"{error}.") from error
+
+
+def at_home(requested: JobRequest, user: User) -> JobRequest:
+    """Return a request with the paths of this machine for those below the home of another node."""
+    if not (isinstance(user, RelayedClient) and user.home.startswith("/")):
+        return requested
+    moves = ((user.home, expand_home("~")),)
+    named = {name: getattr(requested, name) for name in _PATH_FIELDS}
+    paths: dict[str, Any] = {
+        name: moved(path, moves) for name, path in named.items() if path is not None
+    }
+    if requested.command is not None:
+        paths["command"] = tuple(moved(word, moves) for word in requested.command)
+    return msgspec.structs.replace(requested, **paths)
 
 
 def _resume_point(resolved: ResolvedSpec) -> str | None:

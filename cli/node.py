@@ -55,7 +55,7 @@ NOTICE_SECONDS: Final = 1.5
 """Until no rank is placed here any more, so that those which end now are started elsewhere."""
 
 DRAIN_SECONDS: Final = 60.0
-"""For the last checkpoints of ranks; a second Ctrl-C does not wait for them."""
+"""For the last checkpoints of ranks."""
 
 
 @click.group(cls=Group, invoke_without_command=True)

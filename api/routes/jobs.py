@@ -5,7 +5,7 @@ import json
 import shutil
 from contextlib import ExitStack
 from http import HTTPStatus
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Final, TypeAlias
 
 import msgspec
 from anyio.to_thread import run_sync
@@ -13,7 +13,6 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from msgspec import Meta
 from msgspec.json import Decoder
 
-from api.access.auth import User
 from api.dependencies import READ, SUBMIT, AppState, CurrentCaller, Reauthentication, State
 from api.errors import Conflict, Problem, invalid_field
 from api.listing import (
@@ -31,6 +30,7 @@ from api.listing import (
 )
 from api.routes.watch import wait_for_status
 from api.schema import FaultBody, KnownJobId, StopBody, body, operation, refusals, reply, returns
+from api.submission import at_home
 from api.views import audit_view, job_tag, job_view, series_list, summary
 from database.errors import JobExists, JobOver
 from database.history import AttemptPosition
@@ -42,8 +42,6 @@ from muster.contracts.errors import MusterError
 from muster.contracts.job.spec import JobRequest, JobSpec
 from muster.contracts.job.status import TERMINAL, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL, compare, which_sweep
-from muster.contracts.location import expand_home, moved
-from muster.contracts.relay import RelayedClient
 from muster.contracts.series import POINTS_LIMIT
 from muster.contracts.shards import Reading, ranges
 from muster.contracts.views.history import (
@@ -81,8 +79,6 @@ NUMBER_LIMIT: Final = 2**63 - 1
 
 _Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 ATTEMPT_PLACES: Final[Decoder[AttemptPosition]] = Decoder(tuple[Moment, _Count, _Count])
-
-_PATH_FIELDS: Final = ("working_dir", "python", "program", "dataset_dir", "checkpoint_dir")
 
 router = APIRouter(tags=["jobs"])
 
@@ -416,20 +412,6 @@ async def create(
         if job.uid == uid:  # else the job of the first request
             unless_stored.pop_all()
         return job
-
-
-def at_home(requested: JobRequest, user: User) -> JobRequest:
-    """Return a request with the paths of this machine for those below the home of another node."""
-    if not (isinstance(user, RelayedClient) and user.home.startswith("/")):
-        return requested
-    moves = ((user.home, expand_home("~")),)
-    named = {name: getattr(requested, name) for name in _PATH_FIELDS}
-    paths: dict[str, Any] = {
-        name: moved(path, moves) for name, path in named.items() if path is not None
-    }
-    if requested.command is not None:
-        paths["command"] = tuple(moved(word, moves) for word in requested.command)
-    return msgspec.structs.replace(requested, **paths)
 
 
 def planned(requested: JobRequest, state: AppState) -> JobPlan:

@@ -74,7 +74,7 @@ class Founding:
             )
         if earlier is not None:
             kept = earlier.database.with_name(
-                f"{earlier.database.name}.{datetime.now(UTC):%Y-%m-%d}"
+                f"{earlier.database.name}.{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
             )
             earlier.database.rename(kept)
             remark = f"the {earlier.all} jobs that this machine has had are kept in {kept}"

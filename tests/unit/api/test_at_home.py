@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from api.routes.jobs import at_home
+from api.submission import at_home
 from muster.contracts.job.spec import JobRequest
 from muster.contracts.relay import RelayedClient
 
