@@ -106,8 +106,10 @@ class Kubernetes:
     @contextmanager
     def is_away(self) -> Iterator[None]:
         self.answers += [503] * 1000
-        yield
-        self.answers.clear()
+        try:
+            yield
+        finally:
+            self.answers.clear()
 
     async def _create(self, request: Request) -> JSONResponse:
         import kubernetes_validate  # noqa: PLC0415  not installed everywhere

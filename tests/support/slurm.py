@@ -118,7 +118,8 @@ class Slurm:
             yield
         finally:
             self.start_controller()
-        await_value(self.is_up, lambda: "the controller is not back")
+            await_value(self.is_up, lambda: "the controller is not back")
+            self.take_away("wrap")  # what it wrote down may be older than the first `scancel`
 
     def id_of(self, name: str) -> str:
         return self.run("squeue", "--noheader", f"--name={name}", "--format=%i").strip()
