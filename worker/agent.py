@@ -38,6 +38,7 @@ from muster.contracts.messages.agent import (
     CheckpointsListed,
     CoordinatorMessage,
     Dismiss,
+    HeartbeatHeard,
     InjectFault,
     KillRank,
     ListCheckpoints,
@@ -116,12 +117,16 @@ class Agent:
         )
         self._groups = GroupPublisher(self._ranks, assignment.host)
         self._epoch = 0
+        self._hello_sent_at = 0.0
         self._is_leaving = self._is_dismissed = self._is_listing = False
         self._exit_code = 0
         self._is_told_to_leave = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
         now = time.monotonic()
-        self._last_connected = since_boot()
+        self._leased_at = since_boot()
+        """When what the coordinator has answered was sent; without a network, when it was there.
+
+        After its machine was suspended a link looks open for longer than the lease lasts."""
         self._next_connect = self._next_tick = now
         self._next_address_check = self._next_pulse = now
         self._settle_at = math.inf
@@ -134,7 +139,9 @@ class Agent:
         while self._ranks or not self._is_leaving:
             if self._is_told_to_leave and not self._is_leaving:
                 self._leave()
-            for key, _ in self._selector.select(self._timeout()):
+            ready = self._selector.select(self._timeout())
+            self._check_lease()  # first: the machine may have been suspended
+            for key, _ in ready:
                 handler: Callable[[], None] = key.data
                 handler()
             self._on_time(time.monotonic())
@@ -196,7 +203,6 @@ class Agent:
         if not self._link.is_welcome:
             self._on_time_alone(now)
             return
-        self._last_connected = since_boot()
         if now >= self._next_pulse:
             self._pulse()
         if self._has_new_coordinator(now, ADDRESS_CHECK_SECONDS):
@@ -204,7 +210,8 @@ class Agent:
 
     def _pulse(self) -> None:
         now = time.monotonic()
-        self._link.send(self._ranks.pulse(late_seconds=now - self._next_pulse))
+        sent_at = since_boot() if self._assignment.is_remote else 0.0
+        self._link.send(self._ranks.pulse(now - self._next_pulse, sent_at))
         self._next_pulse = now + self._assignment.agent_heartbeat_seconds
 
     def _on_time_alone(self, now: float) -> None:
@@ -212,7 +219,11 @@ class Agent:
             self._link.close()  # a coordinator that has not accepted us by now is dead
             self._connect()
             self._next_connect = now + WELCOME_SECONDS
-        alone_seconds = since_boot() - self._last_connected
+
+    def _check_lease(self) -> None:
+        if self._link.is_welcome and not self._assignment.is_remote:
+            self._leased_at = since_boot()
+        alone_seconds = since_boot() - self._leased_at
         timeout = self._assignment.orphan_timeout_seconds
         if alone_seconds >= timeout + self._assignment.stop_grace_seconds:
             self._ranks.signal_all(signal.SIGKILL)
@@ -252,6 +263,7 @@ class Agent:
     def _connect(self) -> None:
         if not self._link.connect():
             return
+        self._hello_sent_at = since_boot()
         self._link.send(
             AgentHello(
                 job_uid=self._assignment.job_uid,
@@ -272,7 +284,7 @@ class Agent:
         self._link.send(self._secrets.redaction.redact(message))
         return self._link.is_welcome
 
-    def _on_message(self, message: CoordinatorMessage) -> None:  # noqa: C901  one case for each
+    def _on_message(self, message: CoordinatorMessage) -> None:  # noqa: C901, PLR0912  one case for each
         stamp("order received", order=type(message).__name__)
         if not (self._link.is_welcome or isinstance(message, Welcome)):
             self._link.close()  # orders before a welcome do not come from a coordinator
@@ -284,6 +296,9 @@ class Agent:
                 else:
                     self._epoch = message.epoch
                     self._link.is_welcome = True
+                    self._leased_at = self._hello_sent_at
+            case HeartbeatHeard():
+                self._leased_at = message.sent_at
             case ListCheckpoints():
                 self._list_checkpoints(message)
             case StartRank():

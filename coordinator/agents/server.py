@@ -21,11 +21,13 @@ from muster.contracts.interpreter import is_compatible, release
 from muster.contracts.job.status import JobUid
 from muster.contracts.messages.agent import (
     AgentClaim,
+    AgentHeartbeat,
     AgentHello,
     AgentMessage,
     AgentVersion,
     CoordinatorMessage,
     Dismiss,
+    HeartbeatHeard,
     JoinRequest,
     LogHello,
     StoreHello,
@@ -260,6 +262,8 @@ class AgentServer:
                 for payload in payloads:
                     message = decode_agent_message(payload)
                     self._listener.on_message(hello, message)
+                    if isinstance(message, AgentHeartbeat) and message.sent_at:
+                        link.send(encode(HeartbeatHeard(sent_at=message.sent_at)))
         except WireError as error:
             # An agent of another version would reconnect for ever; a new one resumes its job.
             words = f"dismissed the agent of job {hello.job_uid} on {hello.host}: {error}"

@@ -45,9 +45,9 @@ HOST_SILENCE_SECONDS: Final = 10.0
 HOST_LEASE_SECONDS: Final = 30.0
 """Silence after which any other ranks of a host are started elsewhere.
 
-Its agent has killed them by then, so two copies never count: it notices the silence after at most
-11 s (`muster.host.peers`), then waits `REMOTE_ORPHAN_SECONDS`, then `REMOTE_GRACE_SECONDS`
-(`muster.cluster.requests`).
+Its agent has killed them by then, so two copies never count: `REMOTE_ORPHAN_SECONDS` and then
+`REMOTE_GRACE_SECONDS` (`muster.cluster.requests`) after it sent the last heartbeat that was
+answered, whether its machine was suspended meanwhile or not.
 """
 
 NEVER_DUE: Final = float("inf")

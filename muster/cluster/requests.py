@@ -30,7 +30,7 @@ from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
 from muster.contracts.views.job import AgentRequest
 
-REMOTE_ORPHAN_SECONDS: Final = 10.0
+REMOTE_ORPHAN_SECONDS: Final = 20.0
 REMOTE_GRACE_SECONDS: Final = 5.0
 
 NOTICE_SECONDS: Final = 60

@@ -261,13 +261,14 @@ class RankTable:
         for rank in self._running.values():
             self._report(rank.say(Orphaned(by=by)))
 
-    def pulse(self, late_seconds: float) -> AgentHeartbeat:
+    def pulse(self, late_seconds: float, sent_at: float) -> AgentHeartbeat:
         """Return the agent's heartbeat, which is so late, with the ranks that cannot send one."""
         each, pulse_seconds = self._running.values(), self._pulse_seconds
         outside = (rank for rank in each if not rank.has_joined)
         waits = ((rank.rank, rank.attempt, rank.starved_seconds(pulse_seconds)) for rank in each)
         return AgentHeartbeat(
             stopped=tuple((rank.rank, rank.attempt) for rank in outside if is_stopped(rank.pid)),
+            sent_at=sent_at,
             # A pulse that is a little late says nothing: it would add up.
             late_seconds=round(late_seconds, 1) if late_seconds > pulse_seconds / 2 else 0.0,
             starved=tuple(wait for wait in waits if wait[-1]),

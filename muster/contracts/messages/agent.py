@@ -168,6 +168,7 @@ class AgentHeartbeat(Message, frozen=True, omit_defaults=True, tag="agent_heartb
 
     stopped: tuple[tuple[int, int], ...]
     """Rank and attempt of each process that is stopped (SIGSTOP) and never sent a heartbeat."""
+    sent_at: float = 0.0  # `muster.host.processes.since_boot` of its host; repeated in the answer
     late_seconds: float = 0.0  # by how much the agent itself was late, if that is worth a word
     starved: tuple[tuple[int, int, float], ...] = ()
     """Rank and attempt of each process whose heartbeat is late, and for how many seconds since then
@@ -189,6 +190,12 @@ class Welcome(Message, frozen=True, tag="welcome"):
     """
 
     epoch: int
+
+
+class HeartbeatHeard(Message, frozen=True, tag="heartbeat_heard"):
+    """The answer to an `AgentHeartbeat` from another host, whose lease begins when it was sent."""
+
+    sent_at: float
 
 
 class ListCheckpoints(Message, frozen=True, tag="list_checkpoints"):
@@ -238,6 +245,7 @@ class Dismiss(Message, frozen=True, tag="dismiss"):
 
 CoordinatorMessage: TypeAlias = (
     Welcome
+    | HeartbeatHeard
     | ListCheckpoints
     | StartRank
     | TerminateRank

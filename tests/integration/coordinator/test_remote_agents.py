@@ -49,7 +49,7 @@ class Pair:
         self.await_words("listens")
         return server
 
-    def start_agent(self) -> None:
+    def start_agent(self, orphan_timeout_seconds: float = 600.0) -> None:
         assignment = AgentAssignment(
             job_uid=HELLO.job_uid,
             host=HELLO.host,
@@ -59,7 +59,7 @@ class Pair:
             address_file=str(self.other.local / "coordinator.json"),
             coordinator=CoordinatorAddress(host=self.control.address, port=PORT),
             is_managed=False,
-            orphan_timeout_seconds=600.0,
+            orphan_timeout_seconds=orphan_timeout_seconds,
             stop_grace_seconds=1.0,
             agent_heartbeat_seconds=0.2,
             max_log_bytes=1 << 20,
@@ -123,6 +123,14 @@ def test_silent_connections_keep_no_agent_out(pair: Pair) -> None:
     pair.await_connected()
     for stranger in silent:
         stranger.close()
+
+
+def test_a_lease_ends_though_the_connection_is_open(pair: Pair) -> None:
+    server = pair.serve(order_of(pair.other.local, HELLO.job_uid, ["sleep", "5"]))
+    pair.start_agent(orphan_timeout_seconds=4.0)
+    pair.await_words("exit_code=0")  # its lease was renewed
+    server.send_signal(signal.SIGSTOP)
+    await_value(lambda: not pair.other.processes(), lambda: end_of(pair.other.log))
 
 
 def test_both_ends_notice_that_the_other_host_is_lost(pair: Pair) -> None:
