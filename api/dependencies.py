@@ -200,11 +200,11 @@ class AppState:
     def host_name(self, host: str) -> str:
         """Return what people call a host."""
         own = LOCAL_HOST if host == self.node else host
-        return self.submitter.read_names().get(host, own)
+        return self.submitter.read_members().names.get(host, own)
 
     def host_named(self, name: str) -> str:
         """Return the host that people call so; the name itself if there is none."""
-        names = {shown: host for host, shown in self.submitter.read_names().items()}
+        names = {shown: host for host, shown in self.submitter.read_members().names.items()}
         return names.get(name, self.node if name == LOCAL_HOST else name)
 
     def logs_of(self, job_id: JobId) -> LocalLogs:

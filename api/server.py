@@ -256,7 +256,7 @@ def _build_state(
         submitter=Submitter(
             settings=settings,
             read_cluster=cluster,
-            read_names=lambda: cluster.names,
+            read_members=lambda: cluster.members,
             working_dir=Path.cwd(),
             clock=utc_now,
             random_hex=partial(secrets.token_hex, 16),

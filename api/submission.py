@@ -7,7 +7,7 @@ than by a rank minutes later.
 import asyncio
 import base64
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,6 +33,7 @@ from muster.checkpoints.listing import (
     values_of_newest,
 )
 from muster.cluster.description import Cluster
+from muster.cluster.members import Members
 from muster.cluster.placement import RankRequest, place
 from muster.contracts.errors import InvalidDescription
 from muster.contracts.job.field_types import RESERVED_IDS, compression_facts
@@ -94,8 +95,8 @@ class Submitter:
     """Of a stored job; None for any other id."""
     search_path: str | None
     """Where ranks look for programs (PATH), unless their job has its own."""
-    read_names: Callable[[], Mapping[str, str]] = dict
-    """Returns what people call them, if not as the cluster does."""
+    read_members: Callable[[], Members] = Members
+    """Returns the same, if they are nodes of a household."""
 
     @property
     def cluster(self) -> Cluster:
@@ -114,7 +115,7 @@ class Submitter:
             words = f"this service may use {may}: add {request.engine} to its MUSTER_ENGINES"
             raise invalid_field("body", "engine", words)
         spec = checked(request.spec())
-        if spec.hosts and (names := self.read_names()):
+        if spec.hosts and (names := self.read_members().names):
             ids = {name: node for node, name in names.items()}
             spec = replace(spec, hosts=[ids.get(name, name) for name in spec.hosts])
         earlier_dir = None

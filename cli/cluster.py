@@ -208,6 +208,8 @@ def _problems(found: Iterable[HostView]) -> Iterator[str]:
         if host.problem:
             is_named = host.problem.startswith(f"{host.host} ")
             yield host.problem if is_named else f"{host.host}: {host.problem}"
+        elif host.is_linked is False:
+            yield f"{host.host} is not linked: is it on? See muster mesh"
         if host.facts is not None:
             yield from (f"{host.host}: {warning}" for warning in host.facts.warnings())
 

@@ -103,7 +103,7 @@ class Service:
                 "MUSTER_AGENT_ADDRESS", settings.agent_address or "", wanted, way
             )
         self._leases = Leases(database)
-        names = self._cluster.names
+        names = self._cluster.members.names
         self._jobs = JobTable(database, self._data, cluster=cluster, node=name, names=names)
         self._loop: CoordinatorLoop | None = None
         self._candidate: LeaseCandidate | None = None

@@ -12,7 +12,14 @@ from api.schema import SweepBody, body, operation, reply
 from database.records import HostRecord
 from muster.contracts.agent import AgentState
 from muster.contracts.job.engine import SCHEDULERS, Engine, engine_row
-from muster.contracts.views.service import EngineList, EngineSweep, EngineView, HostList, HostView
+from muster.contracts.views.service import (
+    EngineList,
+    EngineSweep,
+    EngineView,
+    HostList,
+    HostView,
+    LinkView,
+)
 
 router = APIRouter(tags=["service"])
 
@@ -81,7 +88,8 @@ def list_hosts(state: State) -> Response:
     ids = [job.job_id for job in state.jobs.unfinished()]
     running = {job_id: ranks.running for job_id, ranks in state.history.ranks_on_hosts(ids).items()}
     agents = [agent for rows in state.history.agents_by_job(ids).values() for agent in rows]
-    known = state.hosts.all()
+    known, members = state.hosts.all(), state.submitter.read_members()
+    linked = {node.node_id: node.is_linked for node in members.nodes}
     views = [
         HostView(
             host=state.host_name(node.name),
@@ -97,8 +105,19 @@ def list_hosts(state: State) -> Response:
             seen_at=said.seen_at,
             problem=said.problem,
             shared_dir=said.shared_dir,
+            is_linked=linked.get(node.name),
         )
         for node in state.submitter.cluster.nodes
         for said in [known.get(node.name, HostRecord(host=node.name))]
     ]
-    return reply(HostList(hosts=views))
+    links = [
+        LinkView(
+            hosts=[*map(state.host_name, link.nodes)],
+            megabytes_per_second=round(link.bytes_per_second / 1e6, 1),
+        )
+        for link in members.links
+        if {*link.nodes} <= linked.keys()  # else it was measured before one of them went
+    ]
+    ring = [*map(state.host_name, members.ring)]
+    leader = state.host_name(state.node) if members.nodes else None
+    return reply(HostList(hosts=views, leader=leader, ring=ring, links=links))

@@ -4,7 +4,6 @@ It writes a file whenever one comes, goes or has another address; the services r
 """
 
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -33,11 +32,21 @@ class MemberNode(msgspec.Struct, frozen=True, kw_only=True):
     is_linked: bool = True
 
 
-class Members(msgspec.Struct, frozen=True, kw_only=True):
-    """What the file holds."""
+class NodeLink(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast two nodes sent to each other."""
 
-    cluster_id: str
-    nodes: tuple[MemberNode, ...]
+    nodes: tuple[str, str]
+    bytes_per_second: float
+
+
+class Members(msgspec.Struct, frozen=True, kw_only=True):
+    """What the file holds; without a household nothing."""
+
+    cluster_id: str = ""
+    nodes: tuple[MemberNode, ...] = ()
+    ring: tuple[str, ...] = ()
+    """The order in which groups of several nodes send to each other."""
+    links: tuple[NodeLink, ...] = ()
 
     @property
     def cluster(self) -> Cluster:
@@ -75,7 +84,7 @@ class ServiceCluster:
     def __init__(self, settings: ServiceSettings, node: str) -> None:
         """`node` is the id of our own. Raises `InvalidDescription` and `InvalidEnvironment`."""
         self._file = settings.nodes
-        self._names: Mapping[str, str] = {}
+        self._members = Members()
         if self._file is None:
             self._cluster = cluster_of_service(settings.cluster, node, settings.slots)
             return
@@ -85,19 +94,19 @@ class ServiceCluster:
         self._seen, members = file_identity(self._file), read_members(self._file)
         if members is None:
             raise InvalidDescription(f"{self._file} cannot be read: start `muster node` again")
-        self._cluster, self._names = members.cluster, members.names
+        self._cluster, self._members = members.cluster, members
 
     @property
-    def names(self) -> Mapping[str, str]:
-        """What people call each node of a household; nothing without one."""
+    def members(self) -> Members:
+        """The nodes of a household that there are now."""
         self()
-        return self._names
+        return self._members
 
     def __call__(self) -> Cluster:
         """Return the machines that there are now."""
         if self._file is not None and (seen := file_identity(self._file)) != self._seen:
             if (members := read_members(self._file)) is not None:
-                self._cluster, self._names = members.cluster, members.names
+                self._cluster, self._members = members.cluster, members
             self._seen = seen
         return self._cluster
 

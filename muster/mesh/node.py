@@ -116,7 +116,7 @@ class Node:
         """The process of each linked node, by the id of the node."""
         self._clocks: dict[str, float] = {}
         """The time of day at each linked node, when this machine was started."""
-        self._links = NodeLinks(network, self._nodes)
+        self.links = NodeLinks(network, self._nodes)
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._counts: Counter[str] = Counter()
         self._problems: list[str] = []
@@ -180,9 +180,9 @@ class Node:
             master=election.master,
             epoch=election.epoch,
             may_lead=self._may_lead(),
-            ring=self._links.ring,
+            ring=self.links.ring,
             peers=tuple(map(self._peer_status, peers)),
-            links=tuple(self._links.known.values()),
+            links=tuple(self.links.known.values()),
             events=tuple(self._events),
             counters=network.counters() | self._counts,
             warnings=(*network.warnings, *self._problems),
@@ -195,19 +195,19 @@ class Node:
         is_node = self.is_node(peer)
         match message:
             case Hello(machine=None):
-                self._links.greet_script(peer)
+                self.links.greet_script(peer)
             case Hello():
                 self._greet_node(peer, now)
             case Ask() | Report() | Outdated() if is_node:
                 self._election.receive(peer.node_id, message, now)
             case Measured(links=links) if is_node:
-                self._links.learn(links)
+                self.links.learn(links)
 
     def renew(self, peer: Peer) -> None:
         if self.is_node(peer):
             self._welcome(peer, self._wake())
         else:
-            self._links.greet_script(peer)
+            self.links.greet_script(peer)
 
     def lose(self, peer: Peer) -> None:
         if not self.is_node(peer):
@@ -224,7 +224,7 @@ class Node:
     def _forget(self, node: str, now: float) -> None:
         del self._nodes[node], self._clocks[node]
         self._election.lose(node, now)
-        self._links.is_ring_old = True
+        self.links.is_ring_old = True
 
     def check(self) -> None:
         now = self._wake()
@@ -247,7 +247,7 @@ class Node:
             peer = self._network.peers.get(change.peer)
             if peer is not None and self.is_node(peer):
                 self._note(f"{self._name(peer.node_id)} is {change.condition}")
-        self._links.check(now)
+        self.links.check(now)
         told, self._problems = self._problems, [*self._own_problems()]
         for text in self._problems:
             if text not in told:
@@ -392,7 +392,7 @@ class Node:
 
     def _welcome(self, peer: Peer, now: float) -> None:
         self._nodes[peer.node_id] = peer.process_id
-        self._links.meet(peer, now)
+        self.links.meet(peer, now)
         self._election.meet(peer.node_id, now)
 
     def is_node(self, peer: Peer) -> bool:

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from muster.cluster.members import MemberNode, Members, read_members, write_members
+from muster.cluster.members import MemberNode, Members, NodeLink, read_members, write_members
 from muster.contracts.errors import printable
 from muster.host.limits import usable_memory_mb, usable_processors
 from muster.mesh.messages import ClusterRecord, Hello, Message
@@ -97,6 +97,11 @@ class Roster:
         members = Members(
             cluster_id=record.cluster_id,
             nodes=(self._own(), *(self._members[each] for each in sorted(self._members))),
+            ring=self._node.links.ring,
+            links=tuple(
+                NodeLink(nodes=link.nodes, bytes_per_second=link.bytes_per_second)
+                for _, link in sorted(self._node.links.known.items())
+            ),
         )
         if members == self._written:
             return

@@ -53,7 +53,11 @@ def test_a_follower_that_dies_and_comes_back_changes_no_bit(
     cluster.nodes.start(last)
     assert cluster.result(first, leader, job) == digest
     assert shown().count(f"{last.name} and its ranks") == 1, shown()
-    assert {each["host"] for each in cluster.read(last, "hosts")["hosts"]} == names
+    shown_hosts = cluster.read(last, "hosts")
+    assert {each["host"]: each["is_linked"] for each in shown_hosts["hosts"]} == dict.fromkeys(
+        names, True
+    )
+    assert (shown_hosts["leader"], {*shown_hosts["ring"]}) == (leader.name, names)
 
 
 def test_a_node_that_ends_is_drained_and_comes_back(cluster: Cluster, machines: list[Host]) -> None:

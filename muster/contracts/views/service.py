@@ -29,10 +29,25 @@ class HostView(View, frozen=True, kw_only=True):
     shared_dir: Annotated[
         str | None, doc("A directory that it was proven to share with the coordinator's host.")
     ]
+    is_linked: Annotated[
+        bool | None, doc("Whether the node that leads hears it now; null if this is no node.")
+    ] = None
+
+
+class LinkView(View, frozen=True, kw_only=True):
+    """A link between two nodes of a cluster at home."""
+
+    hosts: list[str]
+    megabytes_per_second: Annotated[float, doc("As last measured.")]
 
 
 class HostList(View, frozen=True, kw_only=True):
     hosts: list[HostView]
+    leader: Annotated[str | None, doc("The node of a cluster at home that leads.")] = None
+    ring: Annotated[
+        list[str], doc("The order in which its nodes send; the last one sends to the first.")
+    ] = msgspec.field(default_factory=list)
+    links: list[LinkView] = msgspec.field(default_factory=list)
 
 
 class EngineJob(View, frozen=True, kw_only=True):

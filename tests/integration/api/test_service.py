@@ -12,8 +12,37 @@ import pytest
 from api.dependencies import RESERVE_BYTES
 from database.engine import Database
 from database.tables import HEAD
+from muster.cluster.identity import node_id
+from muster.cluster.members import MemberNode, Members, NodeLink, write_members
 from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn
 from tests.support.scarcity import filled, small_disk
+
+
+def test_the_page_shows_the_nodes_of_a_household(tmp_path: Path) -> None:
+    nodes = tmp_path / "nodes.json"
+    running = Service(tmp_path, MUSTER_NODES=str(nodes))
+    running.files.root.mkdir(mode=0o700)
+    own = node_id(running.files.node_key)
+    common = {"slots": 2, "cores": 4, "ram_mb": 1000}
+    away = {"address": ("10.0.0.2", 7000), "is_linked": False}
+    desk, lap = (
+        MemberNode(node_id=own, name="desk", address=None, **common),
+        MemberNode(node_id="lap-id", name="lap", **common, **away),
+    )
+    pairs = [(own, "lap-id"), ("gone", own)]
+    links = tuple(NodeLink(nodes=pair, bytes_per_second=9.96e7) for pair in pairs)
+    write_members(nodes, Members(nodes=(desk, lap), ring=(own, "lap-id"), links=links))
+    running.start()
+    try:
+        found = httpx.get(f"{running.url}/hosts").json()
+        shown = httpx.get(f"{running.url}/ui/service").text
+    finally:
+        running.end(signal.SIGKILL)
+    assert (found["leader"], found["ring"]) == ("desk", ["desk", "lap"])
+    assert found["links"] == [{"hosts": ["desk", "lap"], "megabytes_per_second": 99.6}]
+    assert [host["is_linked"] for host in found["hosts"]] == [True, False]
+    for words in ("desk → lap → desk", "99.6 MB/s", "not linked: is it on?"):
+        assert words in shown
 
 
 @pytest.mark.usefixtures("stand_in")
