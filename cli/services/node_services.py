@@ -102,7 +102,8 @@ class NodeServices:
     async def _follow_role(self) -> None:
         pair, role = self._pair, self._role
         if pair is not None and (pair.api.done() or pair.coordinator.done()):
-            say(f"the services have ended by themselves; they start again in {PAUSE_SECONDS:g} s")
+            log = f", see {self._output.name}" if self._output else ""
+            say(f"the services have ended by themselves{log}; again in {PAUSE_SECONDS:g} s")
             await self._hand_over(pair)
             await asyncio.sleep(PAUSE_SECONDS)
         elif pair is not None and (role is Role.NONE or (pair.has_begun and role is Role.STANDBY)):
@@ -135,7 +136,7 @@ class NodeServices:
         self._changed.set()
 
 
-def take_part(  # noqa: PLR0913  what a node is made of
+def take_part(
     network: Network,
     files: DataDir,
     founding: Founding,

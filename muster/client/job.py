@@ -49,7 +49,8 @@ ENDING_SECONDS: Final = 3600.0
 """For a response that waits until jobs have ended; they choose their own grace period."""
 
 RECONNECT_SECONDS: Final = 60.0
-"""Time without a connection that a log stream bears at least; an upgrade of the server takes less."""
+"""The least time without a connection that a log stream bears; an upgrade of the server takes
+less."""
 
 CHECKPOINT: Final = "checkpoint"
 """What `Job.wait` waits for until a requested checkpoint is durable."""
