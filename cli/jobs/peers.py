@@ -229,9 +229,9 @@ class _Run:
             await _until(lambda: not network.members())
         is_last = is_over or not network.is_alive or not network.members()
         await services.end()
-        if is_joined and not leads:
-            if is_over:
-                await _until(lambda: not any(files.jobs.glob("*")))
+        # The job's directory goes once the machine that leads has its logs.
+        is_clean = is_over and not leads and await _until(lambda: not any(files.jobs.glob("*")))
+        if is_joined and not leads and not is_clean:
             await drain(network, files)
         if is_last or not leads:
             files.ended.touch()
@@ -246,9 +246,9 @@ class _Run:
         return sum(node.slots for node in members.nodes) if members else self._spec.world_size
 
 
-async def _until(is_true: Callable[[], bool]) -> None:
-    """Wait for other processes, for a while."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(GOODBYE_SECONDS):
-            while not is_true():  # noqa: ASYNC110  there is no event to wait for
-                await asyncio.sleep(POLL_SECONDS)
+async def _until(is_true: Callable[[], bool]) -> bool:
+    """Wait for other processes, for a while; return whether they have done it."""
+    until = time.monotonic() + GOODBYE_SECONDS
+    while not (done := is_true()) and time.monotonic() < until:  # there is no event to wait for
+        await asyncio.sleep(POLL_SECONDS)
+    return done

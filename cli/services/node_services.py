@@ -95,7 +95,8 @@ class NodeServices:
     async def end(self) -> None:
         """Let ranks checkpoint and exit, and end the services."""
         if self._pair is not None:
-            say("ranks checkpoint and exit … (Ctrl-C again kills the services at once)")
+            if self.is_interrupted:
+                say("ranks checkpoint and exit … (Ctrl-C again kills the services at once)")
             await self._pair.end_coordinator()
             await self._pair.end_api()
 
