@@ -7,7 +7,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
@@ -42,20 +42,12 @@ from muster.mesh.secret import KEY_VARIABLE
 if TYPE_CHECKING:
     from muster.mesh.founding import EarlierJobs
     from muster.mesh.group import Mesh
-    from muster.mesh.network import Network
-    from muster.mesh.node import Node, Status
-    from muster.mesh.relay import Target
+    from muster.mesh.node import Status
 
 LISTEN_SECONDS: Final = 3.0
 """Processes that start at once have all heard each other after 1.3 s."""
 
 POLL_SECONDS: Final = 0.05
-
-NOTICE_SECONDS: Final = 1.5
-"""Until no rank is placed here any more, so that those which end now are started elsewhere."""
-
-DRAIN_SECONDS: Final = 60.0
-"""For the last checkpoints of ranks."""
 
 
 @click.group(cls=Group, invoke_without_command=True)
@@ -82,12 +74,13 @@ def node(ctx: click.Context, *, found: bool) -> None:
 
 
 async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
-    from cli.services.node_services import NodeServices, node_environment  # noqa: PLC0415  as `Mesh`
+    from cli.services.node_services import (  # noqa: PLC0415  as `Mesh`
+        NodeServices,
+        drain,
+        node_environment,
+        take_part,
+    )
     from muster.mesh.founding import Founding  # noqa: PLC0415
-    from muster.mesh.node import Node  # noqa: PLC0415
-    from muster.mesh.orders import serve_orders  # noqa: PLC0415
-    from muster.mesh.relay import ApiRelay  # noqa: PLC0415
-    from muster.mesh.roster import Roster  # noqa: PLC0415
 
     network = own.network
     url = local_url({**os.environ, "MUSTER_HOST": DEFAULT_HOST, TLS_CERTFILE: ""})
@@ -99,10 +92,7 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
         earlier=_earlier_jobs(files),
     )
     services = NodeServices(node_environment(os.environ, str(files.nodes)), url)
-    part = Node(network, files.election, say, founding=founding, slots=settings.slots)
-    Roster(network, part, files.nodes, settings.slots, services.set_role)
-    serve_orders(network, files.root, lambda node: node == part.master)
-    ApiRelay(network, listening, lambda: _target(network, part, services.port))
+    part = take_part(network, files, founding, services, listening, settings.slots)
     record = ServiceRecord(
         url=url, process=this_process(), log=None, is_ending=False, node_port=network.port
     )
@@ -110,21 +100,11 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
     name = f"{network.hello.host} is node {network.node_id}"
     say(f"{name}; see the others with muster mesh, end it with Ctrl-C")
     await services.run(lambda: not network.is_alive)
+    await services.end()
     if network.is_alive and not part.leads and part.cluster is not None:
-        await _drain(network, files)
+        await drain(network, files)
     if not network.is_alive:
         raise MusterError("this node has ended by a fault, see above: start it again")
-
-
-async def _drain(network: Network, files: DataDir) -> None:
-    """Have the ranks of this machine go on elsewhere."""
-    from worker.attach import drain  # noqa: PLC0415  as `Mesh`
-
-    network.do(lambda: network.say(is_leaving=True))
-    await asyncio.sleep(NOTICE_SECONDS)
-    left = await asyncio.to_thread(drain, files, DRAIN_SECONDS)
-    if left:
-        say(f"{left} agents have not ended within {DRAIN_SECONDS:g} s: their ranks run on")
 
 
 def _listen(port: int) -> socket.socket:
@@ -137,22 +117,6 @@ def _listen(port: int) -> socket.socket:
         raise MusterError(
             f"port {port} is taken: stop what listens there, or choose another with MUSTER_PORT"
         ) from error
-
-
-def _target(network: Network, part: Node, own_port: int) -> Target:
-    """Return where the API of the cluster is, or why there is none."""
-    if part.leads:
-        return own_port
-    peer = network.peers.get(part.process_of(part.master or ""))
-    if peer is not None:
-        return peer.member
-    if part.cluster is None:
-        return (
-            "this machine belongs to no cluster yet: start muster node where the secret was made, "
-            "or muster node --found on one machine; if it runs there: muster mesh doctor"
-        )
-    name = "this machine" if part.cluster.founder == network.node_id else part.cluster.name
-    return f"{name} has the jobs of the cluster, and does not lead now: is it on? See muster mesh"
 
 
 @node.command()
@@ -211,13 +175,13 @@ def _earlier_jobs(files: DataDir) -> EarlierJobs | None:
 
 
 @contextmanager
-def joining() -> Iterator[Mesh]:
+def joining(environ: Mapping[str, str] = os.environ) -> Iterator[Mesh]:
     """Yield a process of the household."""
     try:
         from muster.mesh.group import Mesh  # noqa: PLC0415  needs zeroconf
     except ModuleNotFoundError as error:
         raise MusterError(str(error)) from error
-    with closing(Mesh("default")) as own:
+    with closing(Mesh("default", environ)) as own:
         yield own
 
 

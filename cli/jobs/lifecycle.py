@@ -72,6 +72,11 @@ def watch_to_end(
         return ExitCode.INTERRUPTED  # not 0: the job has not ended
     finally:
         signal.signal(signal.SIGTERM, sigterm)
+    return say_end(job, shorten)
+
+
+def say_end(job: Job, shorten: Callable[[str], str] = str) -> ExitCode:
+    """Print how a job has ended, if it has, and return the exit code of the command."""
     if not job.is_terminal:
         return ExitCode.OK
     # The message of a completed job was printed when it was submitted.

@@ -93,6 +93,13 @@ def parse_ranks(_: click.Context, __: click.Parameter, word: str) -> int:
     help="For a script with muster.torch: if a rank dies, the others go on, and a new one joins.",
 )
 @click.option(
+    "--peers",
+    type=click.IntRange(2, 64),
+    metavar="N",
+    help="Train together with the same command on other machines of the household, N in all.",
+)
+@click.option("--group", help="What --peers meets. Default: the name of the script.")
+@click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
     default=JobSpec().max_restarts,
@@ -115,6 +122,8 @@ def run(  # noqa: PLR0913  each option is a parameter
     ranks: int,
     restart_scope: Any,  # noqa: ANN401  one of the two literals above
     elastic: bool,
+    peers: int | None,
+    group: str | None,
     max_restarts: int,
     job_id: str | None,
     python: str | None,
@@ -125,7 +134,8 @@ def run(  # noqa: PLR0913  each option is a parameter
 ) -> None:
     """Run a script on several ranks here, like torchrun.
 
-    Needs no server, and runs unmodified torchrun scripts. Ctrl-C lets the ranks checkpoint
+    Needs no server, and runs unmodified torchrun scripts. With --peers it does so on several
+    machines, see docs/home.md. Ctrl-C lets the ranks checkpoint
     and exit, and so does closing the terminal. Exit code 0 if the job completed, 1 if it
     failed, 130 if it was interrupted.
     """
@@ -158,6 +168,11 @@ def run(  # noqa: PLR0913  each option is a parameter
         max_kills=max_restarts,  # torchrun counts a kill as a failure like any other
         env={name: os.environ[name] for name in RANK_DEFAULTS if name in os.environ},
     )
+    job = new_job_id() if job_id is None else checked_job_id(job_id)
+    if peers or group:
+        if not (peers and elastic):
+            raise click.UsageError("--group needs --peers, and --peers needs --elastic.")
+        sys.exit(_run_with_peers(peers, group, words[0], job, checked(request.spec())))
     if ranks > 1 and restart_scope == "gang" and not elastic:
         from cli.jobs.submit import has_separate_models, text_of  # noqa: PLC0415  as above
 
@@ -167,9 +182,15 @@ def run(  # noqa: PLR0913  each option is a parameter
                 "--restart-scope rank, as a gang resumes only from a checkpoint of all its ranks",
                 err=True,
             )
-    sys.exit(
-        run_job(new_job_id() if job_id is None else checked_job_id(job_id), checked(request.spec()))
-    )
+    sys.exit(run_job(job, checked(request.spec())))
+
+
+def _run_with_peers(peers: int, group: str | None, script: str, job: JobId, spec: JobSpec) -> int:
+    from cli.jobs.peers import group_of, run_with_peers  # noqa: PLC0415  not needed for --help
+
+    if group is not None and group_of(group) != group:
+        raise click.BadParameter(f"--group {group}: use up to 32 letters, digits, '-' or '_'")
+    return run_with_peers(peers, group or group_of(script), job, spec)
 
 
 def argv_of_script(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:

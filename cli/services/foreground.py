@@ -130,7 +130,7 @@ async def _serve(
     services = ServicePair(environ, output, limits, is_coordinator_held=not is_new)
     start = partial(asyncio.get_running_loop().call_soon_threadsafe, services.start_coordinator)
     connect = partial(_connect, local_url(environ), environ[TOKEN])
-    following = _in_thread(partial(follower.run, connect, start, services.mark_served))
+    following = in_thread(partial(follower.run, connect, start, services.mark_served))
     signals: asyncio.Queue[float] = asyncio.Queue()
     call_at_signals(lambda: signals.put_nowait(time.monotonic()))
     pair = (services.api, services.coordinator)
@@ -167,7 +167,7 @@ async def _interrupt(
     await asyncio.wait([following], timeout=LAST_OUTPUT_SECONDS)
     if not following.done() and follower.job is not None:
         await asyncio.to_thread(follower.job.refresh)
-        await asyncio.wait([_in_thread(follower.show_end)], timeout=LAST_OUTPUT_SECONDS)
+        await asyncio.wait([in_thread(follower.show_end)], timeout=LAST_OUTPUT_SECONDS)
 
 
 async def _kill_ranks_at(
@@ -189,7 +189,7 @@ def _connect(url: str, token: str) -> Client:
         time.sleep(CONNECT_PAUSE_SECONDS)
 
 
-def _in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
+def in_thread(function: Callable[[], None]) -> asyncio.Future[None]:
     """Call `function` in a daemon thread: a terminal that does not read may block it for ever."""
     ended: Future[None] = Future()
 

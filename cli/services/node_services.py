@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import BinaryIO, Final
 
 from cli.output import say
 from cli.services.processes import ServicePair
 from cli.services.record import is_serving
 from cli.services.signals import END_SIGNALS
+from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import DEFAULT_HOST, TLS_CERTFILE, local_url
 from muster.host.ports import free_port
-from muster.mesh.roster import Role
+from muster.mesh.founding import Founding
+from muster.mesh.network import Network
+from muster.mesh.node import Node
+from muster.mesh.orders import serve_orders
+from muster.mesh.relay import ApiRelay, Target
+from muster.mesh.roster import Role, Roster
 
 POLL_SECONDS: Final = 0.05
 
@@ -22,6 +29,12 @@ CHECK_SECONDS: Final = 1.0
 
 PAUSE_SECONDS: Final = 2.0
 """Between attempts to start services that give up, as over a database that is damaged."""
+
+NOTICE_SECONDS: Final = 1.5
+"""Until no rank is placed here any more, so that those which end now are started elsewhere."""
+
+DRAIN_SECONDS: Final = 60.0
+"""For the last checkpoints of ranks."""
 
 
 def node_environment(environ: Mapping[str, str], nodes_file: str) -> dict[str, str]:
@@ -38,15 +51,19 @@ def node_environment(environ: Mapping[str, str], nodes_file: str) -> dict[str, s
 class NodeServices:
     """What a node does with its services, from its start to its end."""
 
-    def __init__(self, environ: Mapping[str, str], url: str) -> None:
-        """`url` is where people reach the cluster on this machine."""
+    def __init__(
+        self, environ: Mapping[str, str], url: str, output: BinaryIO | None = None
+    ) -> None:
+        """`url` is where people reach the cluster on this machine; services write to `output`."""
         self._environ = environ
+        self._output = output
         self._url = url
         self._pair: ServicePair | None = None
         self._role = Role.NONE
         self._changed = asyncio.Event()
         self._announcement: asyncio.Task[None] | None = None
-        self._is_ending = False
+        self.is_interrupted = False
+        """Whether a signal has come."""
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -64,31 +81,36 @@ class NodeServices:
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(take)
 
-    async def run(self, has_failed: Callable[[], bool]) -> None:
-        """Do what each role asks for, until a signal, or until the thread of the mesh fails."""
+    async def run(self, is_over: Callable[[], bool]) -> None:
+        """Do what each role asks for, until a signal or `is_over`; then call `end`."""
         for number in END_SIGNALS:
             self._loop.add_signal_handler(number, self._interrupt)
-        while not (self._is_ending or has_failed()):
+        while not (self.is_interrupted or is_over()):
             await self._follow_role()
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_SECONDS):
                     await self._changed.wait()
             self._changed.clear()
+
+    async def end(self) -> None:
+        """Let ranks checkpoint and exit, and end the services."""
         if self._pair is not None:
-            say("ranks checkpoint and exit … (Ctrl-C again kills the services at once)")
+            if self.is_interrupted:
+                say("ranks checkpoint and exit … (Ctrl-C again kills the services at once)")
             await self._pair.end_coordinator()
             await self._pair.end_api()
 
     async def _follow_role(self) -> None:
         pair, role = self._pair, self._role
         if pair is not None and (pair.api.done() or pair.coordinator.done()):
-            say(f"the services have ended by themselves; they start again in {PAUSE_SECONDS:g} s")
+            log = f", see {self._output.name}" if self._output else ""
+            say(f"the services have ended by themselves{log}; again in {PAUSE_SECONDS:g} s")
             await self._hand_over(pair)
             await asyncio.sleep(PAUSE_SECONDS)
         elif pair is not None and (role is Role.NONE or (pair.has_begun and role is Role.STANDBY)):
             await self._hand_over(pair)
         if role is not Role.NONE and self._pair is None:
-            self._pair = ServicePair(self._environ, is_standby=True)
+            self._pair = ServicePair(self._environ, self._output, is_standby=True)
         if role is Role.LEADS and self._pair is not None and not self._pair.has_begun:
             self._pair.start()
             self._announcement = asyncio.create_task(self._announce(self._pair))
@@ -109,7 +131,53 @@ class NodeServices:
         say(f"this node serves the cluster, at {self._url}")
 
     def _interrupt(self) -> None:
-        if self._is_ending and self._pair is not None:
+        if self.is_interrupted and self._pair is not None:
             self._pair.kill()
-        self._is_ending = True
+        self.is_interrupted = True
         self._changed.set()
+
+
+def take_part(
+    network: Network,
+    files: DataDir,
+    founding: Founding,
+    services: NodeServices,
+    listening: socket.socket,
+    slots: int,
+) -> Node:
+    """Make this process the node of its machine in a cluster.
+
+    `listening` is where people reach the cluster here; `slots` is how many ranks may run.
+    """
+    part = Node(network, files.election, say, founding=founding, slots=slots)
+    Roster(network, part, files.nodes, slots, services.set_role)
+    serve_orders(network, files.root, lambda node: node == part.master)
+    ApiRelay(network, listening, lambda: _target(network, part, services.port))
+    return part
+
+
+def _target(network: Network, part: Node, own_port: int) -> Target:
+    """Return where the API of the cluster is, or why there is none."""
+    if part.leads:
+        return own_port
+    peer = network.peers.get(part.process_of(part.master or ""))
+    if peer is not None:
+        return peer.member
+    if part.cluster is None:
+        return (
+            "this machine belongs to no cluster yet: start muster node where the secret was made, "
+            "or muster node --found on one machine; if it runs there: muster mesh doctor"
+        )
+    name = "this machine" if part.cluster.founder == network.node_id else part.cluster.name
+    return f"{name} has the jobs of the cluster, and does not lead now: is it on? See muster mesh"
+
+
+async def drain(network: Network, files: DataDir) -> None:
+    """Have the ranks of this machine go on elsewhere."""
+    import worker.attach  # noqa: PLC0415  slow
+
+    network.do(lambda: network.say(is_leaving=True))
+    await asyncio.sleep(NOTICE_SECONDS)
+    left = await asyncio.to_thread(worker.attach.drain, files, DRAIN_SECONDS)
+    if left:
+        say(f"{left} agents have not ended within {DRAIN_SECONDS:g} s: their ranks run on")

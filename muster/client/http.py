@@ -111,7 +111,7 @@ class Connection:
         self.url = url
         self.monotonic = monotonic
         self.sleep = sleep
-        self._retry_seconds = retry_seconds
+        self.retry_seconds = retry_seconds
         try:
             self._http = httpx.Client(
                 base_url=url,
@@ -171,7 +171,7 @@ class Connection:
                 if lost_at is None:
                     # A server that closes the connection during a long answer was there until now.
                     lost_at = now if isinstance(error, ConnectionClosed | Busy) else asked_at
-                until = min(lost_at + self._retry_seconds, deadline)
+                until = min(lost_at + self.retry_seconds, deadline)
                 if not is_repeatable or now + wait_seconds > until:
                     if key is not None and may_be_done:
                         raise Unconfirmed(error) from None

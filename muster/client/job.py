@@ -49,7 +49,8 @@ ENDING_SECONDS: Final = 3600.0
 """For a response that waits until jobs have ended; they choose their own grace period."""
 
 RECONNECT_SECONDS: Final = 60.0
-"""Longest time without a connection of a log stream; an upgrade of the server takes less."""
+"""The least time without a connection that a log stream bears; an upgrade of the server takes
+less."""
 
 CHECKPOINT: Final = "checkpoint"
 """What `Job.wait` waits for until a requested checkpoint is durable."""
@@ -321,7 +322,8 @@ def follow_logs(
 
     Each event of the stream has an id, from which the server resumes after a lost connection, and
     is delivered whole or not at all. Raises `Unreachable` or `Busy` after a minute without a
-    connection, or if the server asks not to be called for longer than that.
+    connection, or the time for which `connection` repeats a request if that is longer, or if the
+    server asks not to be called for longer than that.
     """
     query = _present(rank=rank, tail=tail)
     seen: str | None = None
@@ -350,7 +352,8 @@ def follow_logs(
         except (Unreachable, Busy) as error:
             now, wait_seconds = connection.monotonic(), retry_after(error)
             lost_at = now if lost_at is None else lost_at
-            if now + wait_seconds > lost_at + RECONNECT_SECONDS:
+            patience_seconds = max(RECONNECT_SECONDS, connection.retry_seconds)
+            if now + wait_seconds > lost_at + patience_seconds:
                 raise
         connection.sleep(max(wait_seconds, next(waits)))
 

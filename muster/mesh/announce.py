@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from muster.host.extras import install_command
 from muster.links.session import PROTOCOL
 from muster.mesh.network import NAME_LIMIT, Network
+from muster.mesh.secret import RUN
 
 try:
     import ifaddr
@@ -106,7 +107,7 @@ class Announcer:
                     pass
 
     def _on_change(self, zeroconf: Zeroconf, name: str, **_: Any) -> None:  # noqa: ANN401
-        process_id = name.removesuffix(f".{SERVICE}")
+        process_id, own = name.removesuffix(f".{SERVICE}"), self._claim.cluster
         try:
             info = ServiceInfo(SERVICE, name)
         except Error:  # a stranger can announce any name
@@ -118,7 +119,9 @@ class Announcer:
         is_other = process_id != self._network.own_id
         if addresses and is_other and len(self.heard) < NAME_LIMIT:
             txt = [(info.properties.get(key) or b"").decode(errors="replace") for key in _TXT]
-            said = [txt[0] or process_id, *txt[1:]]
-            self.heard[process_id] = Announced(process_id, addresses, info.port, *said)
+            said = Announced(process_id, addresses, info.port, txt[0] or process_id, *txt[1:])
+            if said.cluster != own and RUN in said.cluster + own:
+                return  # a `muster run --peers` meets its like alone: no mistake to warn of
+            self.heard[process_id] = said
         for address in addresses:
             self._network.find((address, info.port), process_id)

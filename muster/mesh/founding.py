@@ -42,7 +42,7 @@ class Founding:
     ) -> None:
         """`has_mark` tells that the secret was made here. Raises `MusterError`."""
         self._file = file
-        self._has_mark = has_mark
+        self.has_mark = has_mark
         self._may_be_first = not has_secret_file
         self._earlier = earlier
         self.record = self._read()
@@ -55,7 +55,7 @@ class Founding:
         if self.record is not None:
             return self.record.founder == node_id
         is_first = self._may_be_first and not 0 < alone_seconds < ALONE_SECONDS
-        return self._has_mark or is_first
+        return self.has_mark or is_first
 
     def found(self, node_id: str, name: str) -> None:
         """Begin a cluster, with the jobs that this node has. Raises OSError."""

@@ -6,7 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import contextmanager
 from functools import partial
@@ -127,14 +127,14 @@ class MeshBackend(TcpBackend):
 class Mesh:
     """What a process has of its household: its links, and what announces it."""
 
-    def __init__(self, preset: str) -> None:
+    def __init__(self, preset: str, environ: Mapping[str, str] = os.environ) -> None:
         """Raises `NoSecret`, `UnusableDirectory`, `InvalidEnvironment` and OSError."""
         if preset not in PRESETS:
             raise Unsupported(f"there is no preset {preset!r}: use one of {', '.join(PRESETS)}")
-        files = DataDir(ServiceSettings.read(os.environ, cores=1).data_dir)
-        key = shared_key(os.environ, files.cluster_key)
+        files = DataDir(ServiceSettings.read(environ, cores=1).data_dir)
+        key = shared_key(environ, files.cluster_key)
         make_private(files.root)  # after it has been seen who could read the secret
-        own = mesh_identity(cluster_name(os.environ), files.node_key, key)
+        own = mesh_identity(cluster_name(environ), files.node_key, key)
         self.network = Network(own, _listen(), PRESETS[preset])
         self.gathering = Gathering(self.network)
         self.announcer = Announcer(self.network)

@@ -40,6 +40,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """What a node has; None for a script."""
     cluster: ClusterRecord | None = None
     """Of a node; None while it belongs to none."""
+    script: str | None = None
+    """The digest of what a `muster run --peers` runs; None for any other process."""
     is_leaving: bool = False
     """No rank is to be started on this node any more."""
 

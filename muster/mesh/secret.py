@@ -20,6 +20,9 @@ KEY_VARIABLE: Final = "MUSTER_CLUSTER_KEY"
 NAME_VARIABLE: Final = "MUSTER_CLUSTER_NAME"
 DEFAULT_NAME: Final = "home"
 
+RUN: Final = "/run/"
+"""Between the name of a household and the group of a `muster run --peers` in it."""
+
 NAME_BYTES: Final = 63
 
 SECRET_BYTES: Final = 16

@@ -17,6 +17,7 @@
   snapshots/<job uid>/            the code of a job with `code: snapshot`
   foreground/<job_id>/            a directory like this one, of the services of a `muster run`
     ended                         made when its job has completed or failed: no command resumes it
+  foreground/peers.<group>/       the same of a `muster run --peers`
   jobs/<job_id>/
     uid                           the job that owns this directory: an id may be reused, a uid not
     code.json                     the digests of the files that its ranks run
@@ -154,7 +155,6 @@ class DataDir:
     root: Path
 
     database = _Below("muster.db")
-    cluster_key = _Below("cluster.key")
     cluster_record = _Below("cluster.json")
     founder_mark = _Below("cluster.founder")
     election = _Below("election.json")
@@ -175,6 +175,9 @@ class DataDir:
     def foreground(self, job_id: str) -> Self:
         return type(self)(self.runs / job_id)
 
+    def run_of_peers(self, group: str) -> Self:
+        return type(self)(self.runs / f"peers.{group}")  # no id of a job has a dot
+
     @property
     def is_foreground(self) -> bool:
         return self.root.parent.name == "foreground"
@@ -182,7 +185,16 @@ class DataDir:
     @property
     def node_key(self) -> Path:
         """The key of this node, which a `muster run` has in common with the other services."""
-        return (self.root.parent.parent if self.is_foreground else self.root) / "node.key"
+        return self._shared / "node.key"
+
+    @property
+    def cluster_key(self) -> Path:
+        """The secret of the household, likewise."""
+        return self._shared / "cluster.key"
+
+    @property
+    def _shared(self) -> Path:
+        return self.root.parent.parent if self.is_foreground else self.root
 
     def job(self, job_id: str) -> JobFiles:
         return JobFiles(self.jobs / job_id)
