@@ -43,8 +43,8 @@ HEADINGS: Final = {
         "hosts": Entry("cluster", "Show the hosts on which ranks may run, and what runs there."),
         "config": Entry("config", "Show every setting and its origin."),
         "backup": Entry("services.up", "Copy the database, and list the files that belong to it."),
-        "token": Entry("services.admin", "Create, list and revoke API tokens."),
-        "secret": Entry("services.admin", "Store secrets that jobs may use."),
+        "token": Entry("services.token", "Create, list and revoke API tokens."),
+        "secret": Entry("secret", "Store secrets that jobs may use."),
     },
     "Jobs": {
         "submit": Entry("jobs.submit", "Submit a job and watch it until it ends."),

@@ -148,14 +148,7 @@ def forget(*, name: str) -> None:
     """Forget a machine that has gone for good; NAME is that of its host, or its node id."""
     from muster.mesh.roster import FORGET  # noqa: PLC0415  as `Mesh`
 
-    with joining() as own:
-        status = ask_node(own, LISTEN_SECONDS)
-        if status is None or status.master is None:
-            raise MusterError("no node leads here: see muster mesh")
-        answer = ask(own, status.master, FORGET, name.encode(), LISTEN_SECONDS)
-    if answer is None:
-        raise MusterError("the node that leads does not answer: see muster mesh")
-    if answer:
+    if answer := ask_leader(FORGET, name.encode()):
         raise MusterError(f"{name} stays a member: {answer.decode()}")
     say(f"{name} is forgotten; it belongs to the cluster again when its node is started")
 
@@ -204,6 +197,18 @@ def ask_node(own: Mesh, seconds: float) -> Status | None:
         if left_seconds <= 0:
             return None
         time.sleep(POLL_SECONDS)
+
+
+def ask_leader(topic: str, payload: bytes) -> bytes:
+    """Return what the node that leads answers to a note. Raises `MusterError` if none does."""
+    with joining() as own:
+        status = ask_node(own, LISTEN_SECONDS)
+        if status is None or status.master is None:
+            raise MusterError("no node leads here: see muster mesh")
+        answer = ask(own, status.master, topic, payload, LISTEN_SECONDS)
+    if answer is None:
+        raise MusterError("the node that leads does not answer: see muster mesh")
+    return answer
 
 
 def ask(own: Mesh, node: str, topic: str, payload: bytes, seconds: float) -> bytes | None:

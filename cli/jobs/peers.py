@@ -249,6 +249,6 @@ class _Run:
 async def _until(is_true: Callable[[], bool]) -> bool:
     """Wait for other processes, for a while; return whether they have done it."""
     until = time.monotonic() + GOODBYE_SECONDS
-    while not (done := is_true()) and time.monotonic() < until:  # there is no event to wait for
+    while not (done := is_true()) and time.monotonic() < until:  # noqa: ASYNC110  there is no event
         await asyncio.sleep(POLL_SECONDS)
     return done

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import BinaryIO, Final
 
 from cli.output import say
+from cli.services.cluster_secrets import serve_secrets
 from cli.services.processes import ServicePair
 from cli.services.record import is_serving
 from cli.services.signals import END_SIGNALS
@@ -21,6 +22,7 @@ from muster.mesh.node import Node
 from muster.mesh.orders import serve_orders
 from muster.mesh.relay import ApiRelay, Target
 from muster.mesh.roster import Role, Roster
+from muster.runtime.secrets import SecretStore
 
 POLL_SECONDS: Final = 0.05
 
@@ -152,6 +154,7 @@ def take_part(
     part = Node(network, files.election, say, founding=founding, slots=slots)
     Roster(network, part, files.nodes, slots, services.set_role)
     serve_orders(network, files.root, lambda node: node == part.master)
+    serve_secrets(network, lambda: part.leads, SecretStore(files.secrets))
     ApiRelay(network, listening, lambda: _target(network, part, services.port))
     return part
 

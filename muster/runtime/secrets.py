@@ -46,6 +46,11 @@ class SecretStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
+    @property
+    def place(self) -> str:
+        """Where they are, for people."""
+        return f"in {self.directory}"
+
     def read(self, name: str) -> str:
         """Return a secret, without one newline at its end.
 

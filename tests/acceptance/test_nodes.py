@@ -18,7 +18,7 @@ pytestmark = needs_hosts()
 
 SCRIPT = """
 import os, time
-print("works in", os.getcwd(), flush=True)
+print("has", len(os.environ["KEY"]), "works in", os.getcwd(), flush=True)
 time.sleep(4)
 """
 
@@ -87,10 +87,13 @@ def test_a_script_runs_in_the_home_of_each_machine_that_has_it(
     without, last = (each for each in machines if each is not leader)
     for host in (leader, last):
         (host.directory / host.name / "train.py").write_text(SCRIPT)
-    job = cluster.submit_words(last, "-n", "10", "--", sys.executable, "train.py")
+    cluster.keep_secret(without, "key", "abcde")
+    assert "key" in cluster.muster(last, "secret", "ls")
+    secret = ["--secret", "KEY=file:key"]
+    job = cluster.submit_words(last, "-n", "10", *secret, "--", sys.executable, "train.py")
     cluster.muster(without, "wait", job)
     logs = cluster.muster(without, "logs", job)
-    homes = {line.split()[-1] for line in logs.splitlines() if "works in" in line}
+    homes = {line.split()[-1] for line in logs.splitlines() if "has 5 works in" in line}
     assert homes == {cluster.nodes.environ(host)["HOME"] for host in (leader, last)}, logs
     events = cluster.muster(without, "events", job)
     assert f"{without.name}" in events, events

@@ -116,9 +116,16 @@ class Cluster:
         self.file = file
 
     def muster(self, host: Host, *words: str) -> str:
+        return host.run(*self._command(host, *words))
+
+    def keep_secret(self, host: Host, name: str, value: str) -> None:
+        piped = 'printf %s "$0" | "$@"'
+        host.run("sh", "-c", piped, value, *self._command(host, "secret", "set", name))
+
+    def _command(self, host: Host, *words: str) -> list[str]:
         environ = self.nodes.environ(host) | {"PYTHONPATH": str(ROOT)}
         named = [f"{name}={value}" for name, value in environ.items()]
-        return host.run("env", "-C", environ["HOME"], *named, sys.executable, "-m", "cli", *words)
+        return ["env", "-C", environ["HOME"], *named, sys.executable, "-m", "cli", *words]
 
     def read(self, host: Host, *words: str) -> Any:  # noqa: ANN401  JSON
         printed = self.muster(host, *words, "--output", "json")

@@ -1,8 +1,7 @@
-"""``muster token`` and ``muster secret``: who may use the API, and what jobs may use."""
+"""``muster token``: who may use the API."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import quote
@@ -11,10 +10,7 @@ import click
 
 from cli.connection import connected
 from cli.output import Column, Group, Output, columns, moment, output_option, seconds_of, show
-from cli.services.record import service_settings
-from muster.contracts.settings.paths import DataDir
 from muster.contracts.token import SECONDS_LIMIT, Scope
-from muster.runtime.secrets import SecretStore
 
 _TOKENS: Final[Mapping[str, Column]] = {
     "name": "name",
@@ -30,7 +26,6 @@ _TOKENS: Final[Mapping[str, Column]] = {
 }
 
 _token_name: Final = click.argument("name", metavar="NAME", help="Who or what it is for.")
-_secret_name: Final = click.argument("name", metavar="NAME", help="What jobs call it: file:NAME.")
 
 
 @click.group(cls=Group)
@@ -92,56 +87,6 @@ def revoke(name: str) -> None:
     with connected() as client:
         client.connection.ask("DELETE", f"/tokens/{quote(name, safe='')}")
     click.echo(f"{name} is revoked")
-
-
-@click.group(cls=Group)
-def secret() -> None:
-    """Store secrets that jobs may use.
-
-    They are files in the data directory. No command shows one again, and none needs the services.
-    """
-
-
-@secret.command("set")
-@_secret_name
-def set_secret(name: str) -> None:
-    """Store a secret, typed or from standard input.
-
-    For example: muster secret set hf-token < token.txt
-    """
-    if sys.stdin.isatty():
-        question = f"value of {name} (it is not shown)"
-        text = click.prompt(question, hide_input=True, confirmation_prompt="again", err=True)
-    else:
-        text = sys.stdin.buffer.read().decode(errors="surrogateescape")
-    secrets = _secrets()
-    secrets.put(name, str(text))
-    click.echo(f"kept in {secrets.directory}; in a job: --secret VARIABLE=file:{name}", err=True)
-
-
-@secret.command("ls")
-@output_option
-def list_secrets(*, output: Output) -> None:
-    """List the names of all secrets."""
-    secrets = _secrets()
-    names = secrets.names()
-    show(output, names, names, names)
-    click.echo(f"these are in {secrets.directory}", err=True)
-
-
-@secret.command("rm")
-@_secret_name
-def remove_secret(name: str) -> None:
-    """Remove a secret.
-
-    Running ranks keep it. A rank that starts again cannot, and its job fails.
-    """
-    _secrets().remove(name)
-    click.echo(f"{name} is removed", err=True)
-
-
-def _secrets() -> SecretStore:
-    return SecretStore(DataDir(service_settings().data_dir).secrets)
 
 
 def _minute(text: str | None) -> str | None:
