@@ -56,6 +56,9 @@ POLL_SECONDS: Final = 0.05
 LOOK_SECONDS: Final = 1.0
 """Between looks for machines that have come, and for the one that leads."""
 
+LOST_LOOKS: Final = 2
+"""Without a node that leads, before that is said."""
+
 NOTICE_SECONDS: Final = 3.0
 """After which a process says that it waits for others."""
 
@@ -200,7 +203,7 @@ class _Run:
 
     async def _watch(self) -> None:
         """Give the job the ranks of machines that come, and say when the one that leads is away."""
-        asked, was_away = 0, False
+        asked, lost_looks = 0, 0
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             cluster, job = self._part.cluster, self._job
@@ -211,15 +214,13 @@ class _Run:
                     with suppress(ClientError):  # it ends, or is asked again
                         await asyncio.to_thread(job.scale, size)
                         asked = size
-            if cluster is None or cluster.founder == self._network.node_id:
-                continue
-            is_away = not self._part.process_of(cluster.founder)
-            if is_away and not was_away:
+            lost_looks = 0 if self._part.master else lost_looks + 1
+            is_elsewhere = cluster and cluster.founder != self._network.node_id
+            if cluster and is_elsewhere and lost_looks == LOST_LOOKS:
                 say(
                     f"{cluster.name} has the job, and is away: the job waits. Type the same "
                     "command there; Ctrl-C here leaves the run"
                 )
-            was_away = is_away
 
     async def _leave(self, services: NodeServices, *, is_over: bool) -> None:
         """End what runs here, and have the run go on elsewhere or be over."""
@@ -237,7 +238,7 @@ class _Run:
             files.ended.touch()
         else:
             say("the job waits for this machine: the same command, typed here again, goes on")
-        if not is_over and self._job is not None and (is_last or leads):
+        if not is_over and self._job is not None and is_last:
             say(f"the job has saved: the same command with --job-id {self._job.id} goes on")
 
     def _slots(self) -> int:
