@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.mesh.secret import KEY_VARIABLE, keep_secret
 from tests.support.hosts import Host, Process, hosts, needs_hosts
 from tests.support.installation import await_value
 from tests.support.nodes import ROOT, Nodes, nodes
@@ -33,7 +34,8 @@ class Typed:
     def start(self, host: Host, script: str, ranks: int = 1) -> None:
         (host.directory / host.name / "train.py").write_text(script)
         own = self._running.environ(host)
-        environ = os.environ | own | {"PYTHONPATH": str(ROOT), "PAUSE_SECONDS": "0.05"}
+        keep_secret(host.directory / "node" / "cluster.key", own.pop(KEY_VARIABLE))
+        environ = os.environ | own | {"PYTHONPATH": str(ROOT), "PAUSE_SECONDS": "0.03"}
         words = ["run", "--peers", "2", "--elastic", "-n", str(ranks), "--python", sys.executable]
         command = [sys.executable, "-m", "cli", *words, "train.py"]
         with self._log(host).open("wb") as log:
@@ -65,8 +67,8 @@ def test_machines_train_one_job_and_end_with_it(machines: list[Host], typed: Typ
     first, second, late = machines
     for host, ranks in ((first, 2), (second, 1)):
         typed.start(host, EXAMPLE.read_text(), ranks)
-    shown = lambda: typed.said(first)  # noqa: E731
-    await_value(lambda: "ranks 0, 1, 2 train together" in shown(), shown)
+    together = "ranks 0, 1, 2 train together"
+    await_value(lambda: together in typed.said(first), lambda: typed.said(first))
     typed.start(late, EXAMPLE.read_text())
     assert [typed.end(host) for host in machines] == [0, 0, 0]
     said = [typed.said(host) for host in machines]

@@ -27,8 +27,8 @@ def test_a_run_is_called_after_its_script(word: str, group: str) -> None:
 
 
 def test_each_machine_with_another_script_is_named() -> None:
-    assert difference("a1", {"desk": "a1", "attic": "a1"}) == ""
-    assert difference("a1", {"desk": "b2", "attic": "a1"}) == "a1 here, b2 on desk"
+    assert difference("a1", [("desk", "a1"), ("attic", "a1")]) == ""
+    assert difference("a1", [("desk", "b2"), ("desk", "a1")]) == "a1 here, b2 on desk"
 
 
 @pytest.mark.parametrize("words", [["--peers", "2"], ["--elastic", "--group", "night"]])
@@ -38,6 +38,6 @@ def test_peers_and_group_need_what_they_belong_to(words: list[str]) -> None:
 
 
 def test_a_run_has_key_and_secret_of_its_installation(tmp_path: Path) -> None:
-    files = DataDir(tmp_path).run_of_peers("train")
+    files = DataDir(tmp_path).foreground("peers.train")
     assert files.node_key == tmp_path / "node.key"
     assert files.cluster_key == tmp_path / "cluster.key"
