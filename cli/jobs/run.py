@@ -172,7 +172,9 @@ def run(  # noqa: PLR0913  each option is a parameter
     if peers or group:
         if not (peers and elastic):
             raise click.UsageError("--group needs --peers, and --peers needs --elastic.")
-        sys.exit(_run_with_peers(peers, group, words[0], job, checked(request.spec())))
+        from cli.jobs.peers import run_with_peers  # noqa: PLC0415  as above
+
+        sys.exit(run_with_peers(peers, group, words[0], job, checked(request.spec())))
     if ranks > 1 and restart_scope == "gang" and not elastic:
         from cli.jobs.submit import has_separate_models, text_of  # noqa: PLC0415  as above
 
@@ -183,14 +185,6 @@ def run(  # noqa: PLR0913  each option is a parameter
                 err=True,
             )
     sys.exit(run_job(job, checked(request.spec())))
-
-
-def _run_with_peers(peers: int, group: str | None, script: str, job: JobId, spec: JobSpec) -> int:
-    from cli.jobs.peers import group_of, run_with_peers  # noqa: PLC0415  not needed for --help
-
-    if group is not None and group_of(group) != group:
-        raise click.BadParameter(f"--group {group}: use up to 32 letters, digits, '-' or '_'")
-    return run_with_peers(peers, group or group_of(script), job, spec)
 
 
 def argv_of_script(words: Sequence[str], directory: Path, python: str) -> tuple[str, ...]:

@@ -179,6 +179,7 @@ async def drain(network: Network, files: DataDir) -> None:
     """Have the ranks of this machine go on elsewhere."""
     import worker.attach  # noqa: PLC0415  slow
 
+    say("the ranks of this machine save, and go on elsewhere …")
     network.do(lambda: network.say(is_leaving=True))
     await asyncio.sleep(NOTICE_SECONDS)
     left = await asyncio.to_thread(worker.attach.drain, files, DRAIN_SECONDS)

@@ -175,9 +175,6 @@ class DataDir:
     def foreground(self, job_id: str) -> Self:
         return type(self)(self.runs / job_id)
 
-    def run_of_peers(self, group: str) -> Self:
-        return type(self)(self.runs / f"peers.{group}")  # no id of a job has a dot
-
     @property
     def is_foreground(self) -> bool:
         return self.root.parent.name == "foreground"
