@@ -46,6 +46,7 @@ python_option: Final = click.option(
 def connected(retry_seconds: float = RETRY_SECONDS) -> Iterator[Client]:
     """Open a client of the API once that answers; it repeats questions for `retry_seconds`."""
     from muster import Client  # noqa: PLC0415  imports httpx
+    from muster.client.errors import Busy  # noqa: PLC0415
 
     up = find_own_services()
     url, ca_file = address_of(up)
@@ -54,7 +55,13 @@ def connected(retry_seconds: float = RETRY_SECONDS) -> Iterator[Client]:
         notice = notice_if_slow(f"waiting for the API at {client.url} …") if up else nullcontext()
         deadline = client.connection.monotonic() + (RETRY_SECONDS if up else CONNECT_SECONDS)
         with notice:
-            client.connection.ask("GET", "/livez", deadline=deadline)
+            try:
+                client.connection.ask("GET", "/livez", deadline=deadline)
+            except Busy:  # of a node that was started a moment ago, and waits for a leader
+                if up:
+                    raise
+                deadline = client.connection.monotonic() + RETRY_SECONDS
+                client.connection.ask("GET", "/livez", deadline=deadline)
         yield client
 
 

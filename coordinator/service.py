@@ -82,16 +82,14 @@ class Service:
         self._settings = settings
         self._environ = environ
         self._data = DataDir(settings.data_dir)
-        name = node_id(self._data.node_key)
-        self._cluster = ServiceCluster(settings, name)
-        cluster = self._cluster()
-        self._nodes = cluster.nodes
+        self._name = node_id(self._data.node_key)
+        self._cluster = ServiceCluster(settings, self._name)
+        self._take_nodes()
         self._mesh: MeshNodes | None = None
         if settings.nodes is not None:
             self._mesh = MeshNodes(settings.nodes, environ, self._data)
             ports = environ.get(RANK_PORTS.name) or f"{HOME_PORTS[0]}-{HOME_PORTS[-1]}"
             self._environ = {**environ, RANK_PORTS.name: ports}
-        self._other_nodes = [node for node in self._nodes if node.transport != "local"]
         endpoint = settings.agent_endpoint
         has_scheduler = settings.engines & SCHEDULERS.keys()
         is_needed = has_scheduler or (self._other_nodes and endpoint is not None)
@@ -103,12 +101,20 @@ class Service:
                 "MUSTER_AGENT_ADDRESS", settings.agent_address or "", wanted, way
             )
         self._leases = Leases(database)
-        names = self._cluster.members.names
-        self._jobs = JobTable(database, self._data, cluster=cluster, node=name, names=names)
         self._loop: CoordinatorLoop | None = None
         self._candidate: LeaseCandidate | None = None
         self._winning: asyncio.Task[Lease] | None = None
         self._is_shutting_down = False
+        self._is_handing_over = False
+
+    def _take_nodes(self) -> None:
+        """Serve the nodes that there are now, with jobs that are read anew."""
+        cluster, names = self._cluster(), self._cluster.members.names
+        self._nodes = cluster.nodes
+        self._other_nodes = [node for node in self._nodes if node.transport != "local"]
+        self._jobs = JobTable(
+            self._database, self._data, cluster=cluster, node=self._name, names=names
+        )
 
     async def run(self) -> None:
         """Serve until a signal ends it. Raises `LeaseLost` if another coordinator took over."""
@@ -130,10 +136,11 @@ class Service:
         self._winning = asyncio.ensure_future(self._win(self._candidate))
         unblock_sigint()
         try:
-            lease = await self._winning
-            await self._serve(lease)
-            with suppress(DatabaseUnavailable):  # a process that is gone loses its lease anyway
-                await asyncio.to_thread(self._leases.release, lease)
+            await self._serve(await self._winning)
+            while self._has_other_nodes() and not (self._is_handing_over or self._is_shutting_down):
+                # As our successor would, without the seconds that a new process takes to start.
+                self._take_nodes()
+                await self._serve(await self._win(self._candidate))
         except asyncio.CancelledError:
             return  # told to end before it held the lease
         finally:
@@ -206,6 +213,8 @@ class Service:
         )
         if self._is_shutting_down:
             self._loop.drain()
+        if self._is_handing_over:
+            self._loop.hand_over()
         await self._loop.take_over()
         stamp("jobs loaded")
         agents = AgentServer(lease.epoch, self._loop, self._settings.agent_endpoint)
@@ -239,6 +248,8 @@ class Service:
             await lifecycle.detach()
             launcher.close()
             others.close()
+        with suppress(DatabaseUnavailable):  # a process that is gone loses its lease anyway
+            await asyncio.to_thread(self._leases.release, lease)
 
     def _other_launchers(self, lease: Lease) -> tuple[socket.socket | None, CommandLaunchers]:
         """Return those of other hosts, and where agents connect whom they start.
@@ -262,19 +273,24 @@ class Service:
         )
 
     async def _follow_nodes(self, addresses: dict[str, str]) -> None:
-        """Hand over once other nodes are in the cluster; until then keep their addresses."""
-        began = [dataclasses.replace(node, host=LOOPBACK) for node in self._nodes]
-        while self._mesh is not None:
+        """End the loop once other nodes are in the cluster; until then keep their addresses."""
+        while self._mesh is not None and self._loop is not None:
             await asyncio.sleep(NODES_CHECK_SECONDS)
-            nodes = self._cluster().nodes
-            if nodes is self._nodes:
-                continue
-            if [dataclasses.replace(node, host=LOOPBACK) for node in nodes] != began:
-                _LOG.info("hands over: other nodes are there now", action="nodes_changed")
-                self.hand_over()
+            if self._has_other_nodes():
+                _LOG.info("begins anew: other nodes are there now", action="nodes_changed")
+                self._loop.hand_over()
                 return
-            self._nodes = nodes
-            addresses.update(await self._addresses())
+            if (nodes := self._cluster().nodes) is not self._nodes:
+                self._nodes = nodes
+                addresses.update(await self._addresses())
+
+    def _has_other_nodes(self) -> bool:
+        """Return whether other nodes are in the cluster, wherever those listen that we know."""
+        known, there = (
+            [dataclasses.replace(node, host=LOOPBACK) for node in nodes]
+            for nodes in (self._nodes, self._cluster().nodes)
+        )
+        return known != there
 
     async def _addresses(self) -> dict[str, str]:
         """Return where the ranks of each host reach those of the others."""
@@ -289,6 +305,7 @@ class Service:
 
     def hand_over(self) -> None:
         """End soon; agents and ranks run on until the next coordinator starts."""
+        self._is_handing_over = True
         if self._loop is not None:
             self._loop.hand_over()
         elif self._winning is not None:

@@ -39,10 +39,11 @@ def cluster(machines: list[Host], tmp_path: Path) -> Iterator[Cluster]:
 def test_a_follower_that_dies_and_comes_back_changes_no_bit(
     cluster: Cluster, machines: list[Host]
 ) -> None:
+    calm = cluster.submit(machines[-1])  # which waits until a node leads
     master = cluster.nodes.await_master(machines)
     leader = next(each for each in machines if cluster.nodes.ids[each] == master)
     first, last = (each for each in machines if each is not leader)
-    digest = cluster.result(first, leader, cluster.submit(last))
+    digest = cluster.result(first, leader, calm)
     names = {machine.name for machine in machines}
     job = cluster.submit(last)
     shown = lambda: cluster.muster(first, "events", job)  # noqa: E731
