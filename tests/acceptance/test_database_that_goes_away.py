@@ -11,6 +11,7 @@ from sqlalchemy import make_url
 
 from stress.outage import endure
 from tests.support.installation import Installation, await_value, locked
+from tests.support.marks import long
 from tests.support.postgres_server import FragilePostgres, fragile_postgres, ways
 from tests.support.undisturbed import UndisturbedRuns
 
@@ -39,7 +40,7 @@ def remote(
 
 
 @pytest.mark.postgres
-@pytest.mark.parametrize("way", ["killed", "cut", "read-only"])
+@pytest.mark.parametrize("way", ["killed", long("cut"), "read-only"])
 def test_no_job_notices_a_server_that_goes_away(
     way: str, server: FragilePostgres, remote: Installation, undisturbed: UndisturbedRuns
 ) -> None:

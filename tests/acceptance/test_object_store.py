@@ -281,7 +281,7 @@ for (x,) in run.shards():
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)  # six starts with torch
-@pytest.mark.parametrize("where", ["store", "directory"])
+@pytest.mark.parametrize("where", ["store", long("directory")])
 def test_the_best_checkpoint_survives_its_saver(
     on_s3: Installation, bucket: S3Location, tmp_path: Path, where: str
 ) -> None:

@@ -20,6 +20,7 @@ from tests.support.installation import (
     pids,
     restarts,
 )
+from tests.support.marks import long
 from tests.support.torch_jobs import (
     EXAMPLE,
     SMALL,
@@ -350,7 +351,7 @@ SCRIPTS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["in turns", long("together")])
 def test_several_optimizers_survive_kills_and_a_stop(
     installation: Installation, tmp_path: Path, alone: dict[str, str], name: str
 ) -> None:
