@@ -136,11 +136,16 @@ class Service:
         self._winning = asyncio.ensure_future(self._win(self._candidate))
         unblock_sigint()
         try:
-            await self._serve(await self._winning)
-            while self._has_other_nodes() and not (self._is_handing_over or self._is_shutting_down):
+            while True:
+                lease = await self._winning
+                await self._serve(lease)
+                with suppress(DatabaseUnavailable):  # a process that is gone loses its lease anyway
+                    await asyncio.to_thread(self._leases.release, lease)
+                if self._is_handing_over or self._is_shutting_down or not self._has_other_nodes():
+                    return
                 # As our successor would, without the seconds that a new process takes to start.
                 self._take_nodes()
-                await self._serve(await self._win(self._candidate))
+                self._winning = asyncio.ensure_future(self._win(self._candidate))
         except asyncio.CancelledError:
             return  # told to end before it held the lease
         finally:
@@ -248,8 +253,6 @@ class Service:
             await lifecycle.detach()
             launcher.close()
             others.close()
-        with suppress(DatabaseUnavailable):  # a process that is gone loses its lease anyway
-            await asyncio.to_thread(self._leases.release, lease)
 
     def _other_launchers(self, lease: Lease) -> tuple[socket.socket | None, CommandLaunchers]:
         """Return those of other hosts, and where agents connect whom they start.
