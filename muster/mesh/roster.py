@@ -24,7 +24,7 @@ class Role(StrEnum):
     """What the services of a node do."""
 
     NONE = "none"
-    """Another node has the rows."""
+    """Another node has the rows, or will have them."""
     STANDBY = "standby"
     LEADS = "leads"
 
@@ -81,11 +81,11 @@ class Roster:
             self._members[node_id] = member
 
     def check(self) -> None:
-        record, own = self._node.cluster, self._network.node_id
+        record, founding = self._node.cluster, self._node.founding
         if self._node.leads and record is not None:
             self._write(record)
-        is_elsewhere = record is not None and record.founder != own
-        role = Role.LEADS if self._node.leads else Role.NONE if is_elsewhere else Role.STANDBY
+        may_lead = founding is None or founding.may_lead(self._network.node_id, 0)
+        role = Role.LEADS if self._node.leads else Role.STANDBY if may_lead else Role.NONE
         if role != self._role:
             self._role = role
             self._on_role(role)
