@@ -78,9 +78,7 @@ def run(directory: Path, faults: int = 20, seed: int = 0, *, frozen: float = 60.
     report = Report()
     with hosts(3, directory) as made, nodes(made, ["cli", "node"]) as running:
         running.start(*made)
-        cluster = Cluster(running, directory / "job.json")
-        cluster.muster(made[-1], "ps")  # once a node leads
-        installation = NodesInstallation(cluster)
+        installation = NodesInstallation(Cluster(running, directory / "job.json"))
         if faults:
             strike(installation, faults, seed, report)
         if frozen:

@@ -160,9 +160,21 @@ class Cluster:
         ]
 
     def leader(self) -> Host:
-        """Return the host whose node leads, once there is one."""
+        """Return the host whose node leads, once it serves the cluster."""
         master = self.nodes.await_master(self.nodes.hosts)
-        return next(host for host in self.nodes.hosts if self.nodes.ids[host] == master)
+        found = next(host for host in self.nodes.hosts if self.nodes.ids[host] == master)
+        until = time.monotonic() + LIMIT_SECONDS
+        while not self._is_served(found):
+            if time.monotonic() > until:
+                raise TimeoutError(f"{found.name} leads, and does not serve the cluster")
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def _is_served(self, host: Host) -> bool:
+        try:
+            return bool(self.ask(host, "/readyz"))
+        except OSError:
+            return False
 
     def submit(self, host: Host, **fields: object) -> str:
         self.file.write_text(json.dumps(JOB | fields))
