@@ -10,6 +10,7 @@ import errno
 import signal
 import socket
 import uuid
+from collections import ChainMap
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -111,6 +112,7 @@ class Service:
         """Serve the nodes that there are now, with jobs that are read anew."""
         cluster, names = self._cluster(), self._cluster.members.names
         self._nodes = cluster.nodes
+        self._absences = self._cluster.members.absences
         self._other_nodes = [node for node in self._nodes if node.transport != "local"]
         self._jobs = JobTable(
             self._database, self._data, cluster=cluster, node=self._name, names=names
@@ -136,11 +138,17 @@ class Service:
         self._winning = asyncio.ensure_future(self._win(self._candidate))
         unblock_sigint()
         try:
-            await self._hold(await self._winning)
-            while self._has_other_nodes() and not (self._is_handing_over or self._is_shutting_down):
+            while True:
+                lease = await self._winning
+                await self._serve(lease)
+                with suppress(DatabaseUnavailable):  # a process that is gone loses its lease anyway
+                    await asyncio.to_thread(self._leases.release, lease)
+                if self._is_handing_over or self._is_shutting_down or not self._has_other_nodes():
+                    return
                 # As our successor would, without the seconds that a new process takes to start.
+                self._loop = None
                 self._take_nodes()
-                await self._hold(await self._win(self._candidate))
+                self._winning = asyncio.ensure_future(self._win(self._candidate))
         except asyncio.CancelledError:
             return  # told to end before it held the lease
         finally:
@@ -150,11 +158,6 @@ class Service:
         with suppress(DatabaseUnavailable):
             await asyncio.to_thread(self._jobs.warm_up)
         return await candidate.win()
-
-    async def _hold(self, lease: Lease) -> None:
-        await self._serve(lease)
-        with suppress(DatabaseUnavailable):  # a process that is gone loses its lease anyway
-            await asyncio.to_thread(self._leases.release, lease)
 
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")
@@ -207,7 +210,7 @@ class Service:
             self._data,
             place if isinstance(place, Path) else None,
         )
-        self._jobs.refusals = probes.refusals
+        self._jobs.refusals = ChainMap(self._absences, probes.refusals)
         addresses = await self._addresses()
         self._loop = CoordinatorLoop(
             writer=FencedWriter(self._database, lease),
@@ -285,7 +288,10 @@ class Service:
                 return
             if (nodes := self._cluster().nodes) is not self._nodes:
                 self._nodes = nodes
+                self._absences.clear()
+                self._absences.update(self._cluster.members.absences)
                 addresses.update(await self._addresses())
+                self._wake()
 
     def _has_other_nodes(self) -> bool:
         """Return whether other nodes are in the cluster, wherever those listen that we know."""

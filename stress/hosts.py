@@ -26,6 +26,7 @@ from muster.checkpoints.comparison import digests
 from muster.checkpoints.listing import checkpoint_dirs
 from muster.contracts.job.status import JobId
 from muster.contracts.settings.paths import checkpoints_of_job
+from stress.frozen_hosts import command_of
 from stress.runner import Report, chance, main, say
 from tests.support import noise
 from tests.support.clusters import ClusterInstallation, cluster
@@ -71,7 +72,7 @@ class Schedule:
         if is_over(running):
             return
         began = datetime.now(UTC)
-        undo = FAULTS[fault](self)
+        undo = (FAULTS | OTHERS)[fault](self)
         self._await_steps()
         for seconds in self._seconds_until(ANSWERS.get(fault), began):
             self.seconds.setdefault(fault, []).append(seconds)
@@ -85,6 +86,12 @@ class Schedule:
         ranks = [pid for pid, tag in tags if tag.partition("/")[0] in map(str, range(RANKS))]
         if ranks:
             os.kill(self._draw.choice(ranks), signal.SIGKILL)
+
+    def kill_agent(self) -> None:
+        host = self._draw.choice(self._installation.machines)
+        tags = self._installation.process_tags(host).items()
+        for pid in [pid for pid, tag in tags if is_agent(pid, tag)]:
+            os.kill(pid, signal.SIGKILL)
 
     def power_off(self) -> Callable[[], None]:
         host = self._other_host()
@@ -149,6 +156,17 @@ FAULTS: Final[dict[str, Callable[[Schedule], Callable[[], None] | None]]] = {
 }
 
 
+OTHERS: Final[dict[str, Callable[[Schedule], Callable[[], None] | None]]] = {
+    "agent killed": Schedule.kill_agent,
+}
+"""Those that are struck only where they are asked for."""
+
+
+def is_agent(pid: int, tag: str) -> bool:
+    """Return whether this process of a job is the agent, and not what it keeps ready."""
+    return not tag.partition("/")[0].isdigit() and "worker.agent" in command_of(pid)
+
+
 def run(  # noqa: PLR0913  the options
     directory: Path,
     schedules: int = 10,
@@ -171,7 +189,7 @@ def run(  # noqa: PLR0913  the options
             fields |= {"compression": compression, "program": program}
         calm = installation.submit(world_size=1, **fields)
         installation.complete(calm)
-        wanted = _result(installation, calm)
+        wanted = result(installation, calm)
         for number in range(schedules):
             draw = chance((seed, number))
             size = {"world_size": RANKS, "max_workers": RANKS, "min_workers": 1}
@@ -209,7 +227,7 @@ def _p95(seconds: list[float]) -> float:
 def _problems(installation: ClusterInstallation, job_id: str, wanted: object) -> Iterator[str]:
     """Complete a job, and yield what must not be."""
     installation.complete(job_id)
-    if _result(installation, job_id) != wanted:
+    if result(installation, job_id) != wanted:
         yield f"{job_id}: other bits than one rank that was not disturbed"
     audit = installation.request("GET", f"/jobs/{job_id}/audit").json()
     if not (audit["complete"] and audit["exactly_once"]):
@@ -220,7 +238,7 @@ def _problems(installation: ClusterInstallation, job_id: str, wanted: object) ->
     )
 
 
-def _result(installation: ClusterInstallation, job_id: str) -> object:
+def result(installation: ClusterInstallation, job_id: str) -> object:
     place = checkpoints_of_job(installation.checkpoint_dir, JobId(job_id))
     return list(digests(checkpoint_dirs(place)))
 

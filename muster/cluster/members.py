@@ -30,6 +30,7 @@ class MemberNode(msgspec.Struct, frozen=True, kw_only=True):
     leader_host: str = LOOPBACK
     """The address of the leading machine that this node reaches."""
     is_linked: bool = True
+    is_leaving: bool = False
 
 
 class NodeLink(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +61,16 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
         return {
             node.node_id: node.name if counts[node.name] == 1 else f"{node.name} ({node.node_id})"
             for node in self.nodes
+        }
+
+    @property
+    def absences(self) -> dict[str, str]:
+        """Why no rank is to be started on some nodes, by their ids."""
+        names = self.names
+        return {
+            node.node_id: f"{names[node.node_id]} {'leaves' if node.is_linked else 'is not linked'}"
+            for node in self.nodes
+            if node.is_leaving or not node.is_linked
         }
 
     def find(self, node_id: str) -> MemberNode | None:

@@ -170,7 +170,7 @@ def send_signal(record: ProcessRecord, number: signal.Signals) -> bool:
             if not is_running(record):
                 return False
             signal.pidfd_send_signal(pidfd, number)
-    except ProcessLookupError:
+    except (ProcessLookupError, FileNotFoundError):  # the latter: a thread has this number now
         return False
     return True
 

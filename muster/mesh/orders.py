@@ -23,11 +23,13 @@ def serve_orders(network: Network, data_dir: Path, leads: Callable[[str], bool])
     """
 
     async def serve(link: ServedLink, claim: Claim, first: Attach) -> None:
-        if leads(claim.node_id):
+        host, master = network.hello.host, claim.node_id
+        if network.hello.is_leaving:
+            link.send(f"{host} leaves the cluster\n".encode())
+        elif leads(master):
             await _attach(link, data_dir, first)
         else:
-            words = f"{network.hello.host} does not know that {claim.node_id} leads"
-            link.send(f"{words}: see muster mesh\n".encode())
+            link.send(f"{host} does not know that {master} leads: see muster mesh\n".encode())
 
     network.servers[Attach] = serve
 

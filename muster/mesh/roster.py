@@ -24,7 +24,7 @@ class Role(StrEnum):
     """What the services of a node do."""
 
     NONE = "none"
-    """Another node has the rows."""
+    """Another node has the rows, or will have them."""
     STANDBY = "standby"
     LEADS = "leads"
 
@@ -81,11 +81,11 @@ class Roster:
             self._members[node_id] = member
 
     def check(self) -> None:
-        record, own = self._node.cluster, self._network.node_id
+        record, founding = self._node.cluster, self._node.founding
         if self._node.leads and record is not None:
             self._write(record)
-        is_elsewhere = record is not None and record.founder != own
-        role = Role.LEADS if self._node.leads else Role.NONE if is_elsewhere else Role.STANDBY
+        may_lead = founding is None or founding.may_lead(self._network.node_id, 0)
+        role = Role.LEADS if self._node.leads else Role.STANDBY if may_lead else Role.NONE
         if role != self._role:
             self._role = role
             self._on_role(role)
@@ -116,9 +116,6 @@ class Roster:
         machine = peer.hello.machine
         if machine is None or not self._node.is_node(peer):
             return
-        if peer.hello.is_leaving:
-            self._members.pop(peer.node_id, None)
-            return
         self._members[peer.node_id] = MemberNode(
             node_id=peer.node_id,
             name=printable(peer.hello.host)[:NAME_LIMIT],
@@ -127,6 +124,7 @@ class Roster:
             ram_mb=machine.ram_mb,
             address=peer.member.address,
             leader_host=peer.own_host,
+            is_leaving=peer.hello.is_leaving,
         )
 
     def _own(self) -> MemberNode:

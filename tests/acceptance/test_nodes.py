@@ -65,7 +65,7 @@ def test_a_node_that_ends_is_drained_and_comes_back(cluster: Cluster, machines: 
     master = cluster.nodes.await_master(machines)
     leader = next(each for each in machines if cluster.nodes.ids[each] == master)
     first, last = (each for each in machines if each is not leader)
-    job = cluster.submit(first, epochs=20)
+    job = cluster.submit(first, epochs=60)
     names = {machine.name for machine in machines}
     shown = lambda: cluster.muster(first, "events", job)  # noqa: E731
     await_value(lambda: cluster.nodes_of(first, job) == names, shown)

@@ -7,7 +7,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from datetime import datetime
+from http import HTTPStatus
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,6 +108,19 @@ class Nodes:
         return log
 
 
+class _Loopback(HTTPConnection):
+    """A connection of a host to its own node."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__("127.0.0.1", 8000, timeout=LIMIT_SECONDS)
+        self._host = host
+
+    def connect(self) -> None:
+        self.sock = self._host.open_socket()
+        self.sock.settimeout(self.timeout)
+        self.sock.connect((self.host, self.port))
+
+
 JOB: Final = {"world_size": 6, "mode": "synchronous", "epochs": 12}
 
 
@@ -130,6 +146,42 @@ class Cluster:
     def read(self, host: Host, *words: str) -> Any:  # noqa: ANN401  JSON
         printed = self.muster(host, *words, "--output", "json")
         return json.loads(printed[printed.index("{") :])
+
+    def ask(self, host: Host, path: str, method: str = "GET", **fields: object) -> Any:  # noqa: ANN401  JSON
+        """Return what the node of a host answers. Raises OSError if no node leads."""
+        with closing(_Loopback(host)) as connection:
+            body = json.dumps(fields) if fields else None
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            if answer.status >= HTTPStatus.MULTIPLE_CHOICES:
+                raise OSError(f"{method} {path}: {answer.status} {text}")
+            return json.loads(text)
+
+    def events(self, host: Host, job: str, kind: str = "") -> list[tuple[float, str]]:
+        """Return the times, in seconds since 1970, and texts of the events of a kind, or of all."""
+        return [
+            (datetime.fromisoformat(each["at"]).timestamp(), each["message"])
+            for each in self.ask(host, f"/jobs/{job}/events")["events"]
+            if kind in ("", each["kind"])
+        ]
+
+    def leader(self) -> Host:
+        """Return the host whose node leads, once it serves the cluster."""
+        master = self.nodes.await_master(self.nodes.hosts)
+        found = next(host for host in self.nodes.hosts if self.nodes.ids[host] == master)
+        until = time.monotonic() + LIMIT_SECONDS
+        while not self._is_served(found):
+            if time.monotonic() > until:
+                raise TimeoutError(f"{found.name} leads, and does not serve the cluster")
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def _is_served(self, host: Host) -> bool:
+        try:
+            return bool(self.ask(host, "/readyz"))
+        except OSError:
+            return False
 
     def submit(self, host: Host, **fields: object) -> str:
         self.file.write_text(json.dumps(JOB | fields))

@@ -2,7 +2,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +145,12 @@ def test_absence_is_proof_in_the_same_boot_and_namespace(
     assert not is_running(other)
     assert is_provably_gone(other) == is_gone
     assert not send_signal(other, signal.SIGKILL)
+
+
+def test_the_number_of_a_thread_is_no_process() -> None:
+    with ThreadPoolExecutor(1) as threads:
+        number = threads.submit(threading.get_native_id).result()
+        assert not send_signal(replace(this_process(), pid=number), signal.SIGKILL)
 
 
 def test_a_process_whose_host_was_renamed_still_runs() -> None:
