@@ -13,7 +13,7 @@ from tests.support.hosts import Host, hosts, needs_hosts
 from tests.support.installation import await_value
 from tests.support.nodes import Cluster, nodes
 
-pytestmark = needs_hosts()
+pytestmark = [needs_hosts(), pytest.mark.timeout(400)]
 
 
 SCRIPT = """
@@ -40,8 +40,7 @@ def test_a_follower_that_dies_and_comes_back_changes_no_bit(
     cluster: Cluster, machines: list[Host]
 ) -> None:
     calm = cluster.submit(machines[-1])  # which waits until a node leads
-    master = cluster.nodes.await_master(machines)
-    leader = next(each for each in machines if cluster.nodes.ids[each] == master)
+    leader = cluster.leader()
     first, last = (each for each in machines if each is not leader)
     digest = cluster.result(first, leader, calm)
     names = {machine.name for machine in machines}
@@ -62,29 +61,26 @@ def test_a_follower_that_dies_and_comes_back_changes_no_bit(
 
 
 def test_a_node_that_ends_is_drained_and_comes_back(cluster: Cluster, machines: list[Host]) -> None:
-    master = cluster.nodes.await_master(machines)
-    leader = next(each for each in machines if cluster.nodes.ids[each] == master)
+    leader = cluster.leader()
     first, last = (each for each in machines if each is not leader)
-    job = cluster.submit(first, epochs=60)
+    job = cluster.submit(first, epochs=40)
     names = {machine.name for machine in machines}
     shown = lambda: cluster.muster(first, "events", job)  # noqa: E731
     await_value(lambda: cluster.nodes_of(first, job) == names, shown)
     assert cluster.nodes.stop(last) == 0
-    hosts_shown = lambda: {each["host"] for each in cluster.read(first, "hosts")["hosts"]}  # noqa: E731
+    hosts_shown = lambda: {each["host"] for each in cluster.ask(first, "/hosts")["hosts"]}  # noqa: E731
     await_value(lambda: hosts_shown() == names - {last.name}, shown)
     assert not last.processes(), "nothing is orphaned"
     cluster.nodes.start(last)
     await_value(lambda: cluster.nodes_of(first, job) == names, shown)
-    cluster.muster(first, "wait", job)
-    cluster.muster(first, "audit", job)
+    cluster.result(first, leader, job)
     assert "given up" not in shown(), shown()
 
 
 def test_a_script_runs_in_the_home_of_each_machine_that_has_it(
     cluster: Cluster, machines: list[Host]
 ) -> None:
-    master = cluster.nodes.await_master(machines)
-    leader = next(each for each in machines if cluster.nodes.ids[each] == master)
+    leader = cluster.leader()
     without, last = (each for each in machines if each is not leader)
     for host in (leader, last):
         (host.directory / host.name / "train.py").write_text(SCRIPT)
@@ -92,7 +88,7 @@ def test_a_script_runs_in_the_home_of_each_machine_that_has_it(
     assert "key" in cluster.muster(last, "secret", "ls")
     secret = ["--secret", "KEY=file:key"]
     job = cluster.submit_words(last, "-n", "10", *secret, "--", sys.executable, "train.py")
-    cluster.muster(without, "wait", job)
+    cluster.complete(without, job)
     logs = cluster.muster(without, "logs", job)
     homes = {line.split()[-1] for line in logs.splitlines() if "has 5 works in" in line}
     assert homes == {cluster.nodes.environ(host)["HOME"] for host in (leader, last)}, logs

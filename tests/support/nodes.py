@@ -20,10 +20,12 @@ from muster.cluster.identity import node_id
 from muster.mesh.node import Status
 from muster.mesh.secret import make_secret
 from tests.support.hosts import Host, Process
+from tests.support.installation import await_value, is_over
 
 ROOT: Final = Path(__file__).parents[2]
 POLL_SECONDS: Final = 0.01
 LIMIT_SECONDS: Final = 60.0
+JOB_SECONDS: Final = 240.0
 
 
 class Nodes:
@@ -193,15 +195,21 @@ class Cluster:
 
     def nodes_of(self, host: Host, job: str) -> set[str]:
         """Return the machines of the ranks that run."""
-        workers = self.read(host, "workers", job)["workers"]
+        workers = self.ask(host, f"/jobs/{job}/workers")["workers"]
         return {each["node"] for each in workers if each["pid"] is not None}
+
+    def complete(self, host: Host, job: str) -> None:
+        """Wait for the end of a job, for minutes where the machine is busy."""
+        is_ended = lambda: is_over(self.ask(host, f"/jobs/{job}/summary"))  # noqa: E731
+        await_value(is_ended, lambda: self.muster(host, "events", job), JOB_SECONDS)
+        self.muster(host, "wait", job)
 
     def result(self, host: Host, leader: Host, job: str) -> str:
         """Wait for the end of a job, check what it read, and return the digest of its weights.
 
         They lie on the machine that leads.
         """
-        self.muster(host, "wait", job)
+        self.complete(host, job)
         self.muster(host, "audit", job)
         return self.muster(leader, "digest", job)
 
