@@ -34,7 +34,7 @@ INDEPENDENT: Final = {"mode": "independent", "checkpoint_every": 50}
 MOST_CUT_SECONDS: Final = 15.0
 SECONDS_EACH: Final = 60.0
 """Within which a job has got over a fault; and the training has to last longer than all of them."""
-EPOCHS_EACH: Final = 9
+EPOCHS_EACH: Final = 7
 FROZEN_EPOCHS: Final = {"synchronous": 40, "independent": 100}
 OLD_STEPS: Final = 1
 """That a rank may write after its machine resumes: the step that it was in."""

@@ -86,7 +86,8 @@ def test_a_job_that_is_taken_away_is_replaced(
     installation.wait_until(job_id, trains(step + 50))
     events = installation.events(job_id)
     lost = [it["message"] for it in events if it["kind"] == "agent_lost"]
-    assert len(lost) == 1 and scheduler.taken_away in lost[0], events
+    assert len(lost) == 1, events
+    assert scheduler.taken_away in lost[0], events
 
 
 def test_a_job_in_the_queue_says_why(
