@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
+from muster.contracts.job.status import JobId
 from muster.contracts.settings.paths import DataDir
 from muster.host.containment import tag_of
 from stress.hosts import ANSWERS, FIELDS, RANKS, Schedule, result
@@ -22,13 +23,19 @@ from tests.support.installation import Seen, await_value, is_over
 from tests.support.nodes import Cluster, nodes
 
 KINDS: Final = ("rank killed", "agent killed", "host without power", "host cut off")
-SYNCHRONOUS: Final = {**FIELDS, "max_workers": RANKS, "min_workers": 1, "sleep_sec": 0.02}
-INDEPENDENT: Final = {"mode": "independent", "sleep_sec": 0.05}
+SYNCHRONOUS: Final = {
+    **FIELDS,
+    "checkpoint_every": 50,
+    "max_workers": RANKS,
+    "min_workers": 1,
+    "sleep_sec": 0.02,
+}
+INDEPENDENT: Final = {"mode": "independent", "checkpoint_every": 50}
 MOST_CUT_SECONDS: Final = 15.0
 SECONDS_EACH: Final = 60.0
 """Within which a job has got over a fault; and the training has to last longer than all of them."""
-EPOCHS_EACH: Final = 9
-FROZEN_EPOCHS: Final = {"synchronous": 60, "independent": 120}
+EPOCHS_EACH: Final = 7
+FROZEN_EPOCHS: Final = {"synchronous": 40, "independent": 100}
 OLD_STEPS: Final = 1
 """That a rank may write after its machine resumes: the step that it was in."""
 
@@ -89,7 +96,7 @@ def run(directory: Path, faults: int = 20, seed: int = 0, *, frozen: float = 60.
 
 def strike(installation: NodesInstallation, faults: int, seed: int, report: Report) -> None:
     draw, epochs = chance(seed), EPOCHS_EACH * faults
-    wanted = undisturbed(installation, {**FIELDS, "epochs": epochs}, 1)
+    wanted = undisturbed(installation, SYNCHRONOUS | {"epochs": epochs, "sleep_sec": 0.0}, 1)
     job = installation.submit(**SYNCHRONOUS, epochs=epochs, world_size=RANKS)
     installation.wait_until(job, lambda seen: seen["status"] == "RUNNING")
     schedule = Schedule(cast("ClusterInstallation", installation), job, draw, MOST_CUT_SECONDS)
@@ -116,13 +123,14 @@ def freeze(
     installation: NodesInstallation, fields: dict[str, Any], seconds: float, report: Report
 ) -> None:
     """Freeze a host that does not lead, with ranks that train."""
-    fields |= {"epochs": FROZEN_EPOCHS[fields["mode"]]}
-    wanted = undisturbed(installation, fields | {"sleep_sec": 0.0}, RANKS)
+    fields |= {"epochs": FROZEN_EPOCHS[fields["mode"]], "sleep_sec": 0.05}
+    size = 1 if fields["mode"] == "synchronous" else RANKS
+    wanted = undisturbed(installation, fields | {"sleep_sec": 0.0}, size)
     job, host = installation.submit(**fields, world_size=RANKS), installation.machines[-1]
     installation.wait_until(job, lambda seen: seen["status"] == "RUNNING" and seen["step"])
     old = set(installation.process_tags(host))
     host.freeze()
-    written = steps_written(host)
+    written = steps_written(host, job)
     time.sleep(seconds)
     step = installation.see(job)["step"]
     host.thaw()
@@ -130,27 +138,27 @@ def freeze(
         lambda: not old & set(installation.process_tags(host)),
         lambda: f"old processes of {host.name}: {installation.process_tags(host)}",
     )
-    ranks = {name.partition(".")[0] for name in written}
-    late = {name: steps_written(host)[name] - count for name, count in written.items()}
+    report.faults += problems(installation, job, wanted, 5)
+    kept = steps_written(installation.leader, job)
+    late = {name: max(0, kept.get(name, 0) - count) for name, count in written.items()}
     report.faults += [
         f"{job}: {name} has {count} steps after {host.name} resumed"
         for name, count in late.items()
         if count > OLD_STEPS
     ]
-    report.faults += problems(installation, job, wanted, 5)
     lost = sum(each["kind"] == "host_lost" for each in installation.events(job))
-    said = f"{fields['mode']}: {len(ranks)} ranks replaced, step {step} when {host.name} resumed"
-    report.lines.append(f"{said}; steps of old ranks after that: {sum(late.values())}")
+    said = f"{fields['mode']}: {len(written)} ranks replaced, step {step} when {host.name} resumed"
+    report.lines.append(f"{said}; lines of old ranks after that: {sum(late.values())}")
     report.faults += [f"{job}: {host.name} was given up {lost} times"] * (lost != 1)
     members = {each["host"] for each in installation.cluster.ask(host, "/hosts")["hosts"]}
     if host.name not in members:
         report.faults.append(f"{host.name} is not a member again: {members}")
 
 
-def steps_written(host: Host) -> dict[str, int]:
-    """Return how many steps each log of a rank on the disk of a host has."""
-    logs = DataDir(host.directory / "node").root.rglob("rank_*.log")
-    return {log.name: log.read_text().count("\nstep ") for log in logs if log.parent.is_dir()}
+def steps_written(host: Host, job: str) -> dict[str, int]:
+    """Return how many steps each log of a rank says that a host has on its disk."""
+    logs = DataDir(host.directory / "node").job(JobId(job)).logs.glob("rank_*.log")
+    return {log.name: log.read_text().count("\nstep ") for log in logs}
 
 
 def problems(installation: NodesInstallation, job: str, wanted: object, each: int) -> Iterator[str]:
