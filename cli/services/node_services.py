@@ -152,7 +152,7 @@ def take_part(
     `listening` is where people reach the cluster here; `slots` is how many ranks may run.
     """
     part = Node(network, files.election, say, founding=founding, slots=slots)
-    Roster(network, part, files.nodes, slots, services.set_role)
+    Roster(network, part, files.nodes, services.set_role)
     serve_orders(network, files.root, lambda node: node == part.master)
     serve_secrets(network, lambda: part.leads, SecretStore(files.secrets))
     ApiRelay(network, listening, lambda: _target(network, part, services.port))
