@@ -31,7 +31,7 @@ from cli.services.record import (
     service_settings,
     write_record,
 )
-from cli.services.signals import call_at_signals, ignore_signals
+from cli.services.signals import ONE_REQUEST_SECONDS, call_at_signals, ignore_signals
 from cli.services.terminal import FINISHED
 from muster.contracts.job.retry import INTERRUPTED_CODE
 from muster.contracts.job.secrets import SHARED_VARIABLES
@@ -61,10 +61,6 @@ CONNECT_PAUSE_SECONDS: Final = 0.01
 
 LAST_OUTPUT_SECONDS: Final = 2.0
 """How long a terminal that does not read is waited for once the user wants an end."""
-
-ONE_REQUEST_SECONDS: Final = 1.0
-"""Signals within this time are one request: `timeout` and schedulers signal a process and then its
-group."""
 
 
 def run_job(job_id: JobId, spec: JobSpec) -> int:

@@ -72,15 +72,14 @@ class Service:
 
     def start(self) -> None:
         """Let a stand-by begin."""
-        if self.is_standby and self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(b"\n")
         self.is_standby = False
+        self._begin()
 
     def end(self, number: signal.Signals) -> None:
         """End the service for good; may be called again with a stronger signal."""
         self._signal = number
         self._ending.set()
-        if self.is_standby and self._process is not None and self._process.stdin is not None:
+        if self.is_standby and self._process and self._process.stdin:
             self._process.stdin.close()  # SIGINT is still blocked there
         self._send()
 
@@ -102,10 +101,14 @@ class Service:
             )
         if self.limits is not None:
             self.limits.apply_to(self._process.pid)
-        if is_standby and not self.is_standby and self._process.stdin is not None:
-            self._process.stdin.write(b"\n")  # `start` was called meanwhile
+        if not self.is_standby:
+            self._begin()  # `start` was called meanwhile
         self._send()  # `end` may have been called while the process was being created
         return await self._process.wait()
+
+    def _begin(self) -> None:
+        if self._process and self._process.stdin:
+            self._process.stdin.write(b"\n")
 
     def _send(self) -> None:
         process, number = self._process, self._signal
