@@ -93,10 +93,7 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
     )
     services = NodeServices(node_environment(os.environ, files), url)
     part = take_part(network, files, founding, services, listening, settings.slots)
-    record = ServiceRecord(
-        url=url, process=this_process(), log=None, is_ending=False, node_port=network.port
-    )
-    write_record(files, record)
+    write_record(files, ServiceRecord(url=url, process=this_process(), node_port=network.port))
     name = f"{network.hello.host} is node {network.node_id}"
     say(f"{name}; see the others with muster mesh, end it with Ctrl-C")
     await services.run(lambda: not network.is_alive)

@@ -78,8 +78,7 @@ def run_job(job_id: JobId, spec: JobSpec) -> int:
         environ = private_environment(os.environ, files.root, max(settings.slots, spec.world_size))
         files.ended.unlink(missing_ok=True)
         url = local_url(environ)
-        log = str(files.services_log)
-        record = ServiceRecord(url=url, process=this_process(), log=log, is_ending=False)
+        record = ServiceRecord(url=url, process=this_process(), log=str(files.services_log))
         write_record(files, record)
         rotate(files.services_log)
         with open_for_append(files, files.services_log) as output:
