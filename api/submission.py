@@ -70,7 +70,7 @@ of 9 million cases; the second one is refused."""
 
 _PATH_FIELDS: Final = ("working_dir", "python", "program", "dataset_dir", "checkpoint_dir")
 
-_NEEDED: Final = {
+NEEDED: Final = {
     "ssh": "MUSTER_CLUSTER, see docs/cluster.md",
     "mesh": "`muster node`, see docs/home.md",
 }
@@ -236,7 +236,7 @@ def _check_hosts(job_id: JobId, spec: JobSpec, cluster: Cluster) -> None:
     if spec.scheduled_hosts:
         return
     if not cluster.is_described:
-        if needed := _NEEDED.get(spec.engine or ""):
+        if needed := NEEDED.get(spec.engine or ""):
             raise invalid_field("body", "engine", f"{spec.engine} needs {needed}")
         for field in CLUSTER_FIELDS:
             if getattr(spec, field) is not None:
