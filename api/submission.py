@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from anyio.to_thread import run_sync
@@ -41,7 +41,13 @@ from muster.contracts.job.problems import checked, checked_job_id
 from muster.contracts.job.secrets import Reference, plaintext_secrets
 from muster.contracts.job.spec import CLUSTER_FIELDS, JobRequest, JobSpec
 from muster.contracts.job.status import JobId
-from muster.contracts.location import InvalidLocation, expand_home, moved, parse_location
+from muster.contracts.location import (
+    InvalidLocation,
+    expand_home,
+    moved,
+    moved_fields,
+    parse_location,
+)
 from muster.contracts.relay import RelayedClient
 from muster.contracts.settings.paths import DataDir, checkpoints_of_job
 from muster.contracts.settings.services import ServiceSettings
@@ -64,7 +70,7 @@ of 9 million cases; the second one is refused."""
 
 _PATH_FIELDS: Final = ("working_dir", "python", "program", "dataset_dir", "checkpoint_dir")
 
-_NEEDED: Final = {
+NEEDED: Final = {
     "ssh": "MUSTER_CLUSTER, see docs/cluster.md",
     "mesh": "`muster node`, see docs/home.md",
 }
@@ -194,13 +200,10 @@ def at_home(requested: JobRequest, user: User) -> JobRequest:
     if not (isinstance(user, RelayedClient) and user.home.startswith("/")):
         return requested
     moves = ((user.home, expand_home("~")),)
-    named = {name: getattr(requested, name) for name in _PATH_FIELDS}
-    paths: dict[str, Any] = {
-        name: moved(path, moves) for name, path in named.items() if path is not None
-    }
     if requested.command is not None:
-        paths["command"] = tuple(moved(word, moves) for word in requested.command)
-    return msgspec.structs.replace(requested, **paths)
+        command = tuple(moved(word, moves) for word in requested.command)
+        requested = replace(requested, command=command)
+    return moved_fields(requested, _PATH_FIELDS, moves)
 
 
 def _resume_point(resolved: ResolvedSpec) -> str | None:
@@ -233,7 +236,7 @@ def _check_hosts(job_id: JobId, spec: JobSpec, cluster: Cluster) -> None:
     if spec.scheduled_hosts:
         return
     if not cluster.is_described:
-        if needed := _NEEDED.get(spec.engine or ""):
+        if needed := NEEDED.get(spec.engine or ""):
             raise invalid_field("body", "engine", f"{spec.engine} needs {needed}")
         for field in CLUSTER_FIELDS:
             if getattr(spec, field) is not None:

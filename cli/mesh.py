@@ -98,16 +98,14 @@ def mesh(ctx: click.Context, *, seconds: float | None, watch: bool, output: Outp
 
 def _show_processes(own: Mesh, output: Output) -> None:
     found = sorted(own.network.hellos(), key=lambda one: (one[0].node_id, one[0].process_id))
-    rows: list[dict[str, Any]] = []
-    for member, hello in found:
-        rows.append(msgspec.to_builtins(member) | {"group": hello.group, "size": hello.size})
+    rows: list[dict[str, Any]] = [
+        msgspec.to_builtins(member) | {"group": hello.group, "size": hello.size}
+        for member, hello in found
+    ]
     show(output, rows, columns(rows, _PROCESSES), (row["process_id"] for row in rows))
     for warning in list(own.network.warnings):
         say(warning)
-    if rows:
-        say(_NO_NODE)
-    else:
-        say(_ALONE)
+    say(_NO_NODE if rows else _ALONE)
 
 
 def _lines(status: Status) -> Iterator[str]:

@@ -91,12 +91,9 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
         has_secret_file=not os.environ.get(KEY_VARIABLE),
         earlier=_earlier_jobs(files),
     )
-    services = NodeServices(node_environment(os.environ, str(files.nodes)), url)
+    services = NodeServices(node_environment(os.environ, files), url)
     part = take_part(network, files, founding, services, listening, settings.slots)
-    record = ServiceRecord(
-        url=url, process=this_process(), log=None, is_ending=False, node_port=network.port
-    )
-    write_record(files, record)
+    write_record(files, ServiceRecord(url=url, process=this_process(), node_port=network.port))
     name = f"{network.hello.host} is node {network.node_id}"
     say(f"{name}; see the others with muster mesh, end it with Ctrl-C")
     await services.run(lambda: not network.is_alive)
@@ -182,7 +179,8 @@ def ask_node(own: Mesh, seconds: float) -> Status | None:
     """Return what a node knows, first that of this machine; None if none answers in time."""
     from muster.mesh.node import STATUS, Status  # noqa: PLC0415  as `Mesh`
 
-    if (port := read_node_port(DataDir(service_settings().data_dir))) is not None:
+    record = read_record(DataDir(service_settings().data_dir))
+    if (port := record.node_port if record else None) is not None:
         own.network.find((DEFAULT_HOST, port))
     until = time.monotonic() + seconds
     while True:
@@ -221,9 +219,3 @@ def ask(own: Mesh, node: str, topic: str, payload: bytes, seconds: float) -> byt
             with suppress(Empty):
                 return answers.get(timeout=seconds)
     return None
-
-
-def read_node_port(files: DataDir) -> int | None:
-    """Return the port of the node that runs for a data directory, if one does."""
-    record = read_record(files)
-    return record.node_port if record else None

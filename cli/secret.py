@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import click
 import msgspec
@@ -66,22 +66,8 @@ def remove_secret(name: str) -> None:
     click.echo(f"{name} is removed", err=True)
 
 
-class _Secrets(Protocol):
-    """Where secrets are kept. All raise `InvalidSecret`, `SecretUnavailable` or `MusterError`."""
-
-    @property
-    def place(self) -> str:
-        """Where that is, for people."""
-
-    def put(self, name: str, text: str) -> None: ...
-
-    def names(self) -> list[str]: ...
-
-    def remove(self, name: str) -> None: ...
-
-
 class _LeaderSecrets:
-    """Those of the node that leads."""
+    """A `SecretStore` without `read`, on the node that leads. All raise `MusterError`."""
 
     def __init__(self, leader: str) -> None:
         self.place = f"on {leader}, which leads"
@@ -109,12 +95,12 @@ class _LeaderSecrets:
         return [*answer.names]
 
 
-def _secrets() -> _Secrets:
+def _secrets() -> SecretStore | _LeaderSecrets:
     files = DataDir(service_settings().data_dir)
     if files.cluster_record.exists():
-        from muster.mesh.founding import Founding  # noqa: PLC0415  as above
+        from muster.mesh.founding import read_cluster  # noqa: PLC0415  as above
 
-        record = Founding(files.cluster_record, has_mark=False, has_secret_file=True).record
+        record = read_cluster(files.cluster_record)
         if record is not None and record.founder != node_id(files.node_key):
             return _LeaderSecrets(record.name)
     return SecretStore(files.secrets)

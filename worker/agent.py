@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Final, assert_never
 
 import msgspec
-from msgspec.structs import replace
 
 from muster.contracts.job.retry import REPLACED_CODE
-from muster.contracts.location import moved
+from muster.contracts.location import moved_fields
 from muster.contracts.messages.agent import (
     AgentHello,
     AgentMessage,
@@ -344,11 +343,7 @@ class Agent:
         answers: list[CheckpointsListed] = []
         address = self._files.storage_socket if self._assignment.has_storage else None
         moves = () if self._assignment.sends_checkpoints else self._assignment.moves
-        order = replace(
-            order,
-            location=moved(order.location, moves),
-            inherited=order.inherited and moved(order.inherited, moves),
-        )
+        order = moved_fields(order, ("location", "inherited"), moves)
 
         def read() -> None:
             with theirs:  # at its end `wake_up` becomes readable

@@ -17,13 +17,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from muster.contracts.host import FREE_LIMIT_MB, HostFacts
 from muster.contracts.interpreter import VERSION
-from muster.contracts.location import Moves, moved
+from muster.contracts.location import Moves, moved, moved_fields
 from muster.contracts.messages.attach import (
     REPEAT_SECONDS,
     AgentEnded,
@@ -53,8 +54,6 @@ from muster.host.gpus import describe_gpus
 from muster.host.limits import ShellLimits, usable_memory_mb, usable_processors
 from muster.host.processes import boot_id, identify, is_provably_gone, is_running, kill, send_signal
 from muster.runtime.agent_process import agent_tag, launch_agent
-
-Said = TypeVar("Said", bound=msgspec.Struct)
 
 _PATHS: Final = (
     *("job_root", "address_file", "secrets_dir", "checkpoint_dir", "python"),  # of assignments
@@ -91,21 +90,16 @@ def _moves(directories: Sequence[str], environ: Mapping[str, str]) -> Moves:
 
 def moved_order(order: Order, moves: Moves) -> Order:
     """Return an order with its paths as they are on this host."""
-    order = _moved(order, moves)
+    order = moved_fields(order, _PATHS, moves)
     if isinstance(order, ProbeHost | LaunchAgent) and order.probe is not None:
-        order = msgspec.structs.replace(order, probe=_moved(order.probe, moves))
+        order = replace(order, probe=moved_fields(order.probe, _PATHS, moves))
     if isinstance(order, LaunchAgent):
-        own = msgspec.structs.replace(_moved(order.assignment, moves), moves=moves)
+        own = replace(moved_fields(order.assignment, _PATHS, moves), moves=moves)
         if moves and own.python is not None and not os.access(own.python, os.X_OK):
             # Without the environment where the job was typed: that of this node.
-            own = msgspec.structs.replace(own, python=None)
-        order = msgspec.structs.replace(order, assignment=own)
+            own = replace(own, python=None)
+        order = replace(order, assignment=own)
     return order
-
-
-def _moved(said: Said, moves: Moves) -> Said:
-    paths = {name: getattr(said, name) for name in _PATHS if getattr(said, name, None)}
-    return msgspec.structs.replace(said, **{name: moved(paths[name], moves) for name in paths})
 
 
 def _carry_out(order: Order, limits: ShellLimits) -> None:
@@ -213,8 +207,7 @@ def _launch(order: LaunchAgent, limits: ShellLimits) -> None:
 def with_checkpoints(order: LaunchAgent) -> LaunchAgent:
     """Return the order as it is for this host, which may share the directory of checkpoints."""
     sends = order.probe is not None and not shares_directory(order.probe)
-    assignment = msgspec.structs.replace(order.assignment, sends_checkpoints=sends)
-    return msgspec.structs.replace(order, assignment=assignment)
+    return replace(order, assignment=replace(order.assignment, sends_checkpoints=sends))
 
 
 def _find(order: WatchAgent) -> ProcessRecord | None:

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from http import HTTPStatus
-from typing import Annotated, Final, get_args
+from typing import Annotated, get_args
 
 from fastapi import APIRouter, Response
 
 from api.dependencies import ADMIN, READ, State
 from api.errors import Problem
 from api.schema import SweepBody, body, operation, reply
+from api.submission import NEEDED
 from database.records import HostRecord
 from muster.contracts.agent import AgentState
 from muster.contracts.job.engine import SCHEDULERS, Engine, engine_row
@@ -22,11 +23,6 @@ from muster.contracts.views.service import (
 )
 
 router = APIRouter(tags=["service"])
-
-_NO_HOSTS: Final = {
-    "ssh": "no host is described: set MUSTER_CLUSTER, see docs/cluster.md",
-    "mesh": "this is no cluster of nodes: see docs/home.md",
-}
 
 
 @router.get("/engines", **operation("What may start agents", READ, EngineList))
@@ -47,8 +43,8 @@ def list_engines(state: State) -> Response:
         if engine not in SCHEDULERS:
             said = [host for host in known.values() if transports.get(host.host) == engine]
         problems = [host.problem for host in said if host.problem]
-        if engine in _NO_HOSTS and engine not in transports.values():
-            problems = [_NO_HOSTS[engine]]
+        if engine in NEEDED and engine not in transports.values():
+            problems = [f"no other machine is known: {engine} needs {NEEDED[engine]}"]
         if engine not in settings.engines:
             problems = [f"add {engine} to MUSTER_ENGINES of the services"]
         seen = [host.seen_at for host in said if host.seen_at is not None]
@@ -59,7 +55,7 @@ def list_engines(state: State) -> Response:
                 problem="; ".join(problems) or None,
                 seen_at=max(seen, default=None),
                 agents=states[engine],
-                hosts=len(said) if engine in _NO_HOSTS and said else None,
+                hosts=len(said) if engine in NEEDED and said else None,
                 hosts_ready=sum(not host.problem and host.seen_at is not None for host in said),
                 sweep=said[0].sweep if engine in SCHEDULERS else None,
             )

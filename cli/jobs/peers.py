@@ -123,7 +123,7 @@ class _Run:
         listening = listen(DEFAULT_HOST, 0)
         url = f"http://{DEFAULT_HOST}:{listening.getsockname()[1]}"
         with open_for_append(files, files.services_log) as output:
-            services = NodeServices(node_environment(environ, str(files.nodes)), url, output)
+            services = NodeServices(node_environment(environ, files), url, output)
             self._part = take_part(network, files, founding, services, listening, slots)
             following = in_thread(partial(self._follow, url))
             watching = asyncio.create_task(self._watch())

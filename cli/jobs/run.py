@@ -135,9 +135,8 @@ def run(  # noqa: PLR0913  each option is a parameter
     """Run a script on several ranks here, like torchrun.
 
     Needs no server, and runs unmodified torchrun scripts. With --peers it does so on several
-    machines, see docs/home.md. Ctrl-C lets the ranks checkpoint
-    and exit, and so does closing the terminal. Exit code 0 if the job completed, 1 if it
-    failed, 130 if it was interrupted.
+    machines, see docs/home.md. Ctrl-C lets the ranks checkpoint and exit, and so does closing
+    the terminal. Exit code 0 if the job completed, 1 if it failed, 130 if it was interrupted.
     """
     require_server("run")
     from cli.services.foreground import run_job  # noqa: PLC0415  not needed for --help

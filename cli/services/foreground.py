@@ -31,7 +31,7 @@ from cli.services.record import (
     service_settings,
     write_record,
 )
-from cli.services.signals import call_at_signals, ignore_signals
+from cli.services.signals import ONE_REQUEST_SECONDS, call_at_signals, ignore_signals
 from cli.services.terminal import FINISHED
 from muster.contracts.job.retry import INTERRUPTED_CODE
 from muster.contracts.job.secrets import SHARED_VARIABLES
@@ -62,10 +62,6 @@ CONNECT_PAUSE_SECONDS: Final = 0.01
 LAST_OUTPUT_SECONDS: Final = 2.0
 """How long a terminal that does not read is waited for once the user wants an end."""
 
-ONE_REQUEST_SECONDS: Final = 1.0
-"""Signals within this time are one request: `timeout` and schedulers signal a process and then its
-group."""
-
 
 def run_job(job_id: JobId, spec: JobSpec) -> int:
     """Run a job to its end; return 0 if it completed, 1 if it failed, 130 if it was interrupted.
@@ -82,8 +78,7 @@ def run_job(job_id: JobId, spec: JobSpec) -> int:
         environ = private_environment(os.environ, files.root, max(settings.slots, spec.world_size))
         files.ended.unlink(missing_ok=True)
         url = local_url(environ)
-        log = str(files.services_log)
-        record = ServiceRecord(url=url, process=this_process(), log=log, is_ending=False)
+        record = ServiceRecord(url=url, process=this_process(), log=str(files.services_log))
         write_record(files, record)
         rotate(files.services_log)
         with open_for_append(files, files.services_log) as output:

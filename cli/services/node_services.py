@@ -6,13 +6,14 @@ import asyncio
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import inf
 from typing import BinaryIO, Final
 
 from cli.output import say
 from cli.services.cluster_secrets import serve_secrets
 from cli.services.processes import ServicePair
 from cli.services.record import is_serving
-from cli.services.signals import END_SIGNALS
+from cli.services.signals import ONE_REQUEST_SECONDS, call_at_signals
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import DEFAULT_HOST, TLS_CERTFILE, local_url
 from muster.host.ports import free_port
@@ -39,12 +40,12 @@ DRAIN_SECONDS: Final = 60.0
 """For the last checkpoints of ranks."""
 
 
-def node_environment(environ: Mapping[str, str], nodes_file: str) -> dict[str, str]:
+def node_environment(environ: Mapping[str, str], files: DataDir) -> dict[str, str]:
     """Return the environment of the services of a node, whose API only the relay reaches."""
     left_out = {TLS_CERTFILE, "MUSTER_TLS_KEYFILE"}  # links are sealed
     return {
         **{name: value for name, value in environ.items() if name not in left_out},
-        "MUSTER_NODES": nodes_file,
+        "MUSTER_NODES": str(files.nodes),
         "MUSTER_HOST": DEFAULT_HOST,
         "MUSTER_PORT": str(free_port()),
     }
@@ -64,8 +65,8 @@ class NodeServices:
         self._role = Role.NONE
         self._changed = asyncio.Event()
         self._announcement: asyncio.Task[None] | None = None
-        self.is_interrupted = False
-        """Whether a signal has come."""
+        self._interrupted_at = inf
+        """When the first signal has come."""
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -85,9 +86,8 @@ class NodeServices:
 
     async def run(self, is_over: Callable[[], bool]) -> None:
         """Do what each role asks for, until a signal or `is_over`; then call `end`."""
-        for number in END_SIGNALS:
-            self._loop.add_signal_handler(number, self._interrupt)
-        while not (self.is_interrupted or is_over()):
+        call_at_signals(self._interrupt)
+        while not (self._interrupted_at < inf or is_over()):
             await self._follow_role()
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHECK_SECONDS):
@@ -97,7 +97,7 @@ class NodeServices:
     async def end(self) -> None:
         """Let ranks checkpoint and exit, and end the services."""
         if self._pair is not None:
-            if self.is_interrupted:
+            if self._interrupted_at < inf:
                 say("ranks checkpoint and exit … (Ctrl-C again kills the services at once)")
             await self._pair.end_coordinator()
             await self._pair.end_api()
@@ -133,9 +133,10 @@ class NodeServices:
         say(f"this node serves the cluster, at {self._url}")
 
     def _interrupt(self) -> None:
-        if self.is_interrupted and self._pair is not None:
+        now = self._loop.time()
+        if self._pair is not None and now >= self._interrupted_at + ONE_REQUEST_SECONDS:
             self._pair.kill()
-        self.is_interrupted = True
+        self._interrupted_at = min(now, self._interrupted_at)
         self._changed.set()
 
 
@@ -152,7 +153,7 @@ def take_part(
     `listening` is where people reach the cluster here; `slots` is how many ranks may run.
     """
     part = Node(network, files.election, say, founding=founding, slots=slots)
-    Roster(network, part, files.nodes, slots, services.set_role)
+    Roster(network, part, files.nodes, services.set_role)
     serve_orders(network, files.root, lambda node: node == part.master)
     serve_secrets(network, lambda: part.leads, SecretStore(files.secrets))
     ApiRelay(network, listening, lambda: _target(network, part, services.port))

@@ -72,16 +72,13 @@ class Service:
 
     def start(self) -> None:
         """Let a stand-by begin."""
-        if self.is_standby and self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(b"\n")
         self.is_standby = False
+        self._begin()
 
     def end(self, number: signal.Signals) -> None:
         """End the service for good; may be called again with a stronger signal."""
         self._signal = number
         self._ending.set()
-        if self.is_standby and self._process is not None and self._process.stdin is not None:
-            self._process.stdin.close()  # SIGINT is still blocked there
         self._send()
 
     async def _run_once(self, lifeline: int) -> int:
@@ -102,14 +99,20 @@ class Service:
             )
         if self.limits is not None:
             self.limits.apply_to(self._process.pid)
-        if is_standby and not self.is_standby and self._process.stdin is not None:
-            self._process.stdin.write(b"\n")  # `start` was called meanwhile
+        if not self.is_standby:
+            self._begin()  # `start` was called meanwhile
         self._send()  # `end` may have been called while the process was being created
         return await self._process.wait()
+
+    def _begin(self) -> None:
+        if self._process and self._process.stdin:
+            self._process.stdin.write(b"\n")
 
     def _send(self) -> None:
         process, number = self._process, self._signal
         if process is not None and process.returncode is None and number is not None:
+            if self.is_standby and process.stdin:
+                process.stdin.close()  # SIGINT is still blocked there
             process.send_signal(number)
 
 
@@ -125,7 +128,7 @@ class ServicePair:
         is_coordinator_held: bool = False,
         is_standby: bool = False,
     ) -> None:
-        """Start both, or the coordinator later; needs a running event loop.
+        """Start both, or the coordinator as a stand-by; needs a running event loop.
 
         `limits` are those of the coordinator, and so of ranks. See `Service`.
         """
@@ -133,20 +136,14 @@ class ServicePair:
         self._coordinator = Service(
             "coordinator", module_command("coordinator"), environ, output, limits
         )
-        self._api.is_standby = self._coordinator.is_standby = is_standby
+        self._api.is_standby = is_standby
+        self._coordinator.is_standby = is_standby or is_coordinator_held
         self.api = asyncio.create_task(self._api.run())
-        self._may_coordinate = asyncio.Event()
-        if not is_coordinator_held:
-            self._may_coordinate.set()
-        self.coordinator = asyncio.create_task(self._coordinate())
-
-    async def _coordinate(self) -> int:
-        await self._may_coordinate.wait()
-        return await self._coordinator.run()
+        self.coordinator = asyncio.create_task(self._coordinator.run())
 
     def start_coordinator(self) -> None:
-        """Start it, unless it was started."""
-        self._may_coordinate.set()
+        """Let it begin, unless it has."""
+        self._coordinator.start()
 
     @property
     def has_begun(self) -> bool:
@@ -171,7 +168,6 @@ class ServicePair:
     async def end_coordinator(self) -> None:
         """Return once every rank has saved and exited."""
         self._coordinator.end(signal.SIGINT)
-        self.start_coordinator()  # a service that was ended before its start never starts
         await self.coordinator
 
     async def end_api(self) -> None:

@@ -8,6 +8,10 @@ from typing import Final
 END_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 """SIGHUP: the terminal was closed. SIGUSR1: Slurm announces the end of the allocation."""
 
+ONE_REQUEST_SECONDS: Final = 1.0
+"""Signals within this time are one request: `timeout` and schedulers signal a process and then its
+group."""
+
 
 def interrupt_at_signals() -> None:
     """Have the first of `END_SIGNALS` raise `KeyboardInterrupt`, and ignore those that follow.

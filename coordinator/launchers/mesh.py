@@ -57,8 +57,7 @@ class MeshConnection:
         self._nodes = nodes
         self._place: tuple[str, int] | None = None
         self.by_hand = "muster mesh"
-        self.address: CoordinatorAddress | None = reached_at
-        self._reached_at = reached_at
+        self.address = reached_at
 
     async def open(self) -> str:
         """Read where the node is, and where it reaches us; return why no link can be made."""
@@ -71,13 +70,10 @@ class MeshConnection:
             return "it is not among the nodes of the household any more"
         self._place = node.address
         self.by_hand = shlex.join(["muster", "mesh", "doctor", node.name])
-        if node.leader_host != self._reached_at.host:
+        if node.leader_host != self.address.host:
             # A later number: agents follow the newest address.
-            epoch, way = self._reached_at.number
-            self._reached_at = replace(
-                self._reached_at, host=node.leader_host, number=(epoch, way + 1)
-            )
-            self.address = self._reached_at
+            epoch, way = self.address.number
+            self.address = replace(self.address, host=node.leader_host, number=(epoch, way + 1))
         return ""
 
     def shell(self, command: Sequence[str]) -> RemoteShell:  # noqa: ARG002  the node has its own

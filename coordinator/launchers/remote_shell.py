@@ -119,8 +119,10 @@ class HostConnection(Protocol):
 
     by_hand: str
     """The command by which a person sees what is wrong with it."""
-    address: CoordinatorAddress | None
-    """Where agents on the host reach us; known once it is open."""
+
+    @property
+    def address(self) -> CoordinatorAddress | None:
+        """Where agents on the host reach us; known once it is open."""
 
     async def open(self) -> str:
         """Connect unless we are; return why that is not possible, "" if it is."""

@@ -95,17 +95,15 @@ class ServiceCluster:
     def __init__(self, settings: ServiceSettings, node: str) -> None:
         """`node` is the id of our own. Raises `InvalidDescription` and `InvalidEnvironment`."""
         self._file = settings.nodes
+        self._seen: tuple[int, int] | None = None
         self._members = Members()
         if self._file is None:
             self._cluster = cluster_of_service(settings.cluster, node, settings.slots)
-            return
-        if settings.cluster is not None:
+        elif settings.cluster is not None:
             wanted = "used beside `muster node`, whose nodes are the cluster"
             raise InvalidEnvironment(CLUSTER, str(settings.cluster), wanted, "unset it")
-        self._seen, members = file_identity(self._file), read_members(self._file)
-        if members is None:
+        elif not self.members.nodes:
             raise InvalidDescription(f"{self._file} cannot be read: start `muster node` again")
-        self._cluster, self._members = members.cluster, members
 
     @property
     def members(self) -> Members:

@@ -5,9 +5,13 @@ Both join with ``/`` and print as users write them, so most code need not know w
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
+
+import msgspec
+from msgspec.structs import replace
 
 from muster.contracts.errors import MusterError
 
@@ -84,6 +88,8 @@ def expand_home(text: str) -> str:
     return expanded
 
 
+Content = TypeVar("Content", bound=msgspec.Struct)
+
 Moves: TypeAlias = tuple[tuple[str, str], ...]
 """Directories of the coordinator's host, each with what stands for it on this one."""
 
@@ -94,6 +100,12 @@ def moved(path: str, moves: Moves) -> str:
         if path == there or path.startswith(f"{there}/"):
             return here + path.removeprefix(there)
     return path
+
+
+def moved_fields(content: Content, names: Iterable[str], moves: Moves) -> Content:
+    """Return a struct with `moved` paths in these fields, those that it has and that are set."""
+    paths = {name: getattr(content, name, None) for name in names}
+    return replace(content, **{name: moved(path, moves) for name, path in paths.items() if path})
 
 
 def save_lead(checkpoint_dir: Location, host_count: int) -> int:

@@ -45,7 +45,7 @@ class Founding:
         self.has_mark = has_mark
         self._may_be_first = not has_secret_file
         self._earlier = earlier
-        self.record = self._read()
+        self.record = read_cluster(file)
 
     def may_lead(self, node_id: str, alone_seconds: float) -> bool:
         """Return whether this node has the rows, or founds the cluster when it is elected.
@@ -67,12 +67,13 @@ class Founding:
         Raises `MusterError` if that has unfinished jobs, and OSError.
         """
         remark, earlier = "", self._earlier
-        if earlier is not None and earlier.unfinished:
-            raise MusterError(
-                f"this machine has {earlier.unfinished} unfinished jobs in {earlier.database}: "
-                "finish or stop them with muster up, then start muster node again"
-            )
         if earlier is not None:
+            if earlier.unfinished:
+                raise MusterError(
+                    f"this machine has {earlier.unfinished} unfinished jobs in "
+                    f"{earlier.database}: finish or stop them with muster up, then start "
+                    "muster node again"
+                )
             kept = earlier.database.with_name(
                 f"{earlier.database.name}.{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
             )
@@ -85,13 +86,15 @@ class Founding:
         replace_file(LocalFileSystem(), str(self._file), msgspec.json.encode(record))
         self.record = record
 
-    def _read(self) -> ClusterRecord | None:
-        try:
-            return msgspec.json.decode(self._file.read_bytes(), type=ClusterRecord)
-        except FileNotFoundError:
-            return None
-        except (OSError, msgspec.MsgspecError) as error:
-            raise MusterError(
-                f"{self._file} cannot be read ({error}), so it is not known to which cluster this "
-                "node belongs: restore it from a backup, or type muster node leave"
-            ) from error
+
+def read_cluster(file: Path) -> ClusterRecord | None:
+    """Return the cluster of this node; None if it belongs to none. Raises `MusterError`."""
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=ClusterRecord)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise MusterError(
+            f"{file} cannot be read ({error}), so it is not known to which cluster this node "
+            "belongs: restore it from a backup, or type muster node leave"
+        ) from error

@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 
 from muster.cluster.members import MemberNode, Members, NodeLink, read_members, write_members
+from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import printable
-from muster.host.limits import usable_memory_mb, usable_processors
 from muster.mesh.messages import ClusterRecord, Hello, Message
 from muster.mesh.network import NAME_LIMIT, Network, Peer
 from muster.mesh.node import Node
@@ -41,14 +41,12 @@ class Roster:
         network: Network,
         node: Node,
         file: Path,
-        slots: int,
         on_role: Callable[[Role], None],
     ) -> None:
         """`on_role` is called in the thread of the network whenever the role changes."""
         self._network = network
         self._node = node
         self._file = file
-        self._slots = slots
         self._on_role = on_role
         self._role: Role | None = None
         kept = read_members(file)
@@ -58,8 +56,6 @@ class Roster:
             for member in (kept.nodes if kept else ())
             if member.node_id != network.node_id
         }
-        self.problem = ""
-        """Why the file could not be written."""
         network.readers[FORGET] = lambda _, name: self._forget(name.decode(errors="replace"))
         network.attach(self)
 
@@ -71,14 +67,14 @@ class Roster:
         self._note(peer)
 
     def lose(self, peer: Peer) -> None:
-        node_id = peer.node_id
-        if node_id not in self._members or self._node.process_of(node_id):
+        member = self._members.get(peer.node_id)
+        is_script = peer.hello.machine is None
+        if member is None or is_script or self._node.process_of(peer.node_id):
             return  # another process of its machine is linked
-        if peer.has_left and peer.hello.machine is not None:
-            del self._members[node_id]
-        elif peer.hello.machine is not None:
-            member = msgspec.structs.replace(self._members[node_id], is_linked=False)
-            self._members[node_id] = member
+        if peer.has_left:
+            del self._members[peer.node_id]
+        else:
+            self._members[peer.node_id] = msgspec.structs.replace(member, is_linked=False)
 
     def check(self) -> None:
         record, founding = self._node.cluster, self._node.founding
@@ -94,9 +90,11 @@ class Roster:
         return inf
 
     def _write(self, record: ClusterRecord) -> None:
+        network = self._network
+        own = _member(network.node_id, network.hello, None)
         members = Members(
             cluster_id=record.cluster_id,
-            nodes=(self._own(), *(self._members[each] for each in sorted(self._members))),
+            nodes=(own, *(self._members[each] for each in sorted(self._members))),
             ring=self._node.links.ring,
             links=tuple(
                 NodeLink(nodes=link.nodes, bytes_per_second=link.bytes_per_second)
@@ -108,34 +106,15 @@ class Roster:
         try:
             write_members(self._file, members)
         except OSError as error:
-            self.problem = f"{self._file} cannot be written ({error}): make room there"
+            network.warn(f"{self._file} cannot be written ({error}): make room there")
         else:
-            self._written, self.problem = members, ""
+            self._written = members
 
     def _note(self, peer: Peer) -> None:
-        machine = peer.hello.machine
-        if machine is None or not self._node.is_node(peer):
+        node_id, hello = peer.node_id, peer.hello
+        if hello.machine is None or not self._node.is_node(peer):
             return
-        self._members[peer.node_id] = MemberNode(
-            node_id=peer.node_id,
-            name=printable(peer.hello.host)[:NAME_LIMIT],
-            slots=max(machine.slots, 1),
-            cores=machine.cores,
-            ram_mb=machine.ram_mb,
-            address=peer.member.address,
-            leader_host=peer.own_host,
-            is_leaving=peer.hello.is_leaving,
-        )
-
-    def _own(self) -> MemberNode:
-        return MemberNode(
-            node_id=self._network.node_id,
-            name=self._network.hello.host,
-            slots=self._slots,
-            cores=usable_processors(),
-            ram_mb=usable_memory_mb(),
-            address=None,
-        )
+        self._members[node_id] = _member(node_id, hello, peer.member.address, peer.own_host)
 
     def _forget(self, name: str) -> bytes:
         """Forget a member that is away; return why that is not done, or nothing."""
@@ -150,3 +129,19 @@ class Roster:
         del self._members[found[0].node_id]
         self._network.act()
         return b""
+
+
+def _member(
+    node_id: str, hello: Hello, address: tuple[str, int] | None, leader_host: str = LOOPBACK
+) -> MemberNode:
+    assert hello.machine is not None  # noqa: S101  it is a node's
+    return MemberNode(
+        node_id=node_id,
+        name=printable(hello.host)[:NAME_LIMIT],
+        slots=max(hello.machine.slots, 1),
+        cores=hello.machine.cores,
+        ram_mb=hello.machine.ram_mb,
+        address=address,
+        leader_host=leader_host,
+        is_leaving=hello.is_leaving,
+    )

@@ -14,8 +14,7 @@ from typing import IO
 
 import pytest
 
-from cli.services.foreground import ONE_REQUEST_SECONDS
-from cli.services.signals import END_SIGNALS
+from cli.services.signals import END_SIGNALS, ONE_REQUEST_SECONDS
 from muster.contracts.settings.paths import DataDir
 from tests.support.installation import DEADLINE_SECONDS, await_value
 from tests.support.screens import Screen

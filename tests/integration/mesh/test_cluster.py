@@ -27,7 +27,7 @@ class Machine:
         founding = Founding(record, has_mark=self.has_mark, has_secret_file=True)
         file = self.directory / "election.json"
         self.node = Node(network, file, lambda _: None, founding=founding, slots=2)
-        self.roster = Roster(network, self.node, self.nodes_file, 2, self.roles.append)
+        self.roster = Roster(network, self.node, self.nodes_file, self.roles.append)
         return network
 
     @property
