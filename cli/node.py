@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 LISTEN_SECONDS: Final = 3.0
 """Processes that start at once have all heard each other after 1.3 s."""
 
+LEADER_SECONDS: Final = 10.0
 POLL_SECONDS: Final = 0.05
 
 
@@ -205,21 +206,24 @@ def ask_leader(topic: str, payload: bytes) -> bytes:
         status = ask_node(own, LISTEN_SECONDS)
         if status is None or status.master is None:
             raise MusterError("no node leads here: see muster mesh")
-        answer = ask(own, status.master, topic, payload, LISTEN_SECONDS)
+        answer = ask(own, status.master, topic, payload, LEADER_SECONDS)
     if answer is None:
         raise MusterError("the node that leads does not answer: see muster mesh")
     return answer
 
 
 def ask(own: Mesh, node: str, topic: str, payload: bytes, seconds: float) -> bytes | None:
-    """Return what a linked node answers to a note; None if it does not in time."""
+    """Return what a node answers to a note; None if it is not linked or silent until then."""
     answers: SimpleQueue[bytes] = SimpleQueue()
     own.network.readers[topic] = lambda _, answer: answers.put(answer)
-    for each, hello in own.network.hellos():
-        if each.node_id == node and hello.machine is not None:
-            own.network.send_note(each.process_id, topic, payload)
-            with suppress(Empty):
-                return answers.get(timeout=seconds)
+    until = time.monotonic() + seconds
+    while (left_seconds := until - time.monotonic()) > 0:
+        for each, hello in own.network.hellos():
+            if each.node_id == node and hello.machine is not None:
+                own.network.send_note(each.process_id, topic, payload)
+                with suppress(Empty):
+                    return answers.get(timeout=left_seconds)
+        time.sleep(POLL_SECONDS)  # a node of another machine is linked later than our own
     return None
 
 
