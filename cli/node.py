@@ -132,8 +132,8 @@ def leave() -> None:
     others = [each.name for each in (members.nodes if members else ()) if each.node_id != own]
     if others:
         raise MusterError(
-            f"this machine has the jobs of the cluster, and {', '.join(others)} belong to it: type "
-            "muster node leave there, or muster node forget NAME here for one that is gone"
+            f"this machine has the jobs of the cluster, and these members: {', '.join(others)}; "
+            "type muster node leave there, or muster node forget NAME here for one that is gone"
         )
     if record := read_record(files):
         say("the node of this machine ends …")
