@@ -122,7 +122,7 @@ _HOST_CELLS: Final[Mapping[str, Callable[[HostView], Cell]]] = {
     "GPUS": lambda host: host.gpu_count,
     "MUSTER": lambda host: host.facts.version if host.facts else None,
     "PROCESSOR": lambda host: host.facts.processor if host.facts else None,
-    "SEEN": lambda host: _ago(host.seen_at) or "never",
+    "SEEN": lambda host: "now" if host.is_linked else _ago(host.seen_at) or "never",
     "SHARES": _shares,
     "AGENTS": lambda host: _counts(host.agents),
     "JOBS": lambda host: ", ".join(host.jobs) or None,

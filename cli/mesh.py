@@ -173,7 +173,7 @@ def join() -> None:
     else:
         text = sys.stdin.buffer.read().decode(errors="replace")
     _keep(text)
-    say("to see which other processes answer: muster mesh")
+    say("next: muster node; to see which other processes answer: muster mesh")
 
 
 @mesh.command()

@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 LISTEN_SECONDS: Final = 3.0
 """Processes that start at once have all heard each other after 1.3 s."""
 
+LEADER_SECONDS: Final = 10.0
+"""For the link to a node of another machine, and its answer."""
+
 POLL_SECONDS: Final = 0.05
 
 
@@ -128,8 +131,8 @@ def leave() -> None:
     others = [each.name for each in (members.nodes if members else ()) if each.node_id != own]
     if others:
         raise MusterError(
-            f"this machine has the jobs of the cluster, and {', '.join(others)} belong to it: type "
-            "muster node leave there, or muster node forget NAME here for one that is gone"
+            f"this machine has the jobs of the cluster, and these members: {', '.join(others)}; "
+            "type muster node leave there, or muster node forget NAME here for one that is gone"
         )
     if record := read_record(files):
         say("the node of this machine ends …")
@@ -203,19 +206,22 @@ def ask_leader(topic: str, payload: bytes) -> bytes:
         status = ask_node(own, LISTEN_SECONDS)
         if status is None or status.master is None:
             raise MusterError("no node leads here: see muster mesh")
-        answer = ask(own, status.master, topic, payload, LISTEN_SECONDS)
+        answer = ask(own, status.master, topic, payload, LEADER_SECONDS)
     if answer is None:
         raise MusterError("the node that leads does not answer: see muster mesh")
     return answer
 
 
 def ask(own: Mesh, node: str, topic: str, payload: bytes, seconds: float) -> bytes | None:
-    """Return what a linked node answers to a note; None if it does not in time."""
+    """Return what a node answers to a note; None if it is not linked or silent until then."""
     answers: SimpleQueue[bytes] = SimpleQueue()
     own.network.readers[topic] = lambda _, answer: answers.put(answer)
-    for each, hello in own.network.hellos():
-        if each.node_id == node and hello.machine is not None:
-            own.network.send_note(each.process_id, topic, payload)
-            with suppress(Empty):
-                return answers.get(timeout=seconds)
+    until = time.monotonic() + seconds
+    while (left_seconds := until - time.monotonic()) > 0:
+        for each, hello in own.network.hellos():
+            if each.node_id == node and hello.machine is not None:
+                own.network.send_note(each.process_id, topic, payload)
+                with suppress(Empty):
+                    return answers.get(timeout=left_seconds)
+        time.sleep(POLL_SECONDS)  # a node of another machine is linked later than our own
     return None

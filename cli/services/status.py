@@ -133,7 +133,11 @@ def _facts(found: Status, data_dir: Path) -> Iterator[tuple[str, str | None]]:
 
 def _describe_up(found: Status) -> str:
     if found.up is None:
-        return "not here: muster up" if found.health is None else "not here, or for other data"
+        return (
+            "not here: muster up, or muster node at home"
+            if found.health is None
+            else "not here, or for other data"
+        )
     state = "is ending" if found.up.is_ending else "runs"
     log = f", its log {found.up.log}" if found.up.log else ""
     return f"process {found.up.process.pid} {state}{log}"

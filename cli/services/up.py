@@ -107,7 +107,8 @@ def down() -> None:
         return
     click.echo("ranks checkpoint and exit … (muster ps shows those that still run)", err=True)
     end_detached(record)
-    click.echo("down; unfinished jobs go on at the next: muster up", err=True)
+    again = "muster up" if record.node_port is None else "muster node"
+    click.echo(f"down; unfinished jobs go on at the next: {again}", err=True)
 
 
 @click.command()

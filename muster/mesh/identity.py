@@ -86,7 +86,8 @@ class MeshIdentity(Identity):
         digest, signature = proof[:PROOF_BYTES], proof[PROOF_BYTES:]
         if not hmac.compare_digest(Identity.prove(self, role, said), digest):
             raise AuthenticationFailed(
-                "the other end has another secret: run `muster mesh join` on both with the same one"
+                "the other end has another secret: remove cluster.key where it is wrong, "
+                "then type muster mesh join there"
             )
         try:
             Ed25519PublicKey.from_public_bytes(other.key).verify(signature, role + said)

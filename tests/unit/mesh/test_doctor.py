@@ -76,7 +76,7 @@ def test_a_good_machine_passes_every_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "key", "seen", "fix"),
     [
-        ("home", b"x" * 32, "another secret", "run `muster mesh join` on both with the same one"),
+        ("home", b"x" * 32, "another secret", "remove cluster.key where it is wrong"),
         ("lab", KEY, "the cluster 'lab'", "set MUSTER_CLUSTER_NAME to the same name on both"),
     ],
 )
@@ -87,7 +87,7 @@ def test_another_secret_and_name_differ(
         found = examined(identity(tmp_path), announced(other.port))
     assert found["reachable"].fix == ""
     assert seen in found["trusted"].seen
-    assert found["trusted"].fix == fix
+    assert fix in found["trusted"].fix
     assert "clock" not in found
 
 
