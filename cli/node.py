@@ -134,7 +134,8 @@ def leave() -> None:
             f"this machine has the jobs of the cluster, and these members: {', '.join(others)}; "
             "type muster node leave there, or muster node forget NAME here for one that is gone"
         )
-    if record := read_record(files):
+    record = read_record(files)
+    if record is not None and record.node_port is not None:  # else it is a `muster up`
         say("the node of this machine ends …")
         end_detached(record)
     for file in (files.cluster_record, files.founder_mark, files.nodes):
@@ -183,7 +184,8 @@ def ask_node(own: Mesh, seconds: float) -> Status | None:
     from muster.mesh.node import STATUS, Status  # noqa: PLC0415  as `Mesh`
 
     record = read_record(DataDir(service_settings().data_dir))
-    if (port := record.node_port if record else None) is not None:
+    port = record.node_port if record else None
+    if port is not None:
         own.network.find((DEFAULT_HOST, port))
     until = time.monotonic() + seconds
     while True:
