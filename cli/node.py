@@ -103,6 +103,8 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
     await services.end()
     if network.is_alive and not part.leads and part.cluster is not None:
         await drain(network, files)
+    if part.leads:
+        say("unfinished jobs of the cluster go on at the next: muster node")
     if not network.is_alive:
         raise MusterError("this node has ended by a fault, see above: start it again")
 

@@ -79,9 +79,11 @@ def up(*, detach: bool) -> None:
     require_server("up")
     settings = service_settings()
     require_startable(os.environ)
+    files = DataDir(settings.data_dir)
+    if files.cluster_record.exists():
+        say("this machine belongs to a cluster, which muster node serves: these are services apart")
     if not detach:
         sys.exit(run_services(settings, os.environ))
-    files = DataDir(settings.data_dir)
     record = read_record(files)
     if record and not record.is_ending and is_serving(record.url):
         say(f"up already, at {record.url}, with its data in {files.root}")

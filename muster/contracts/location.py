@@ -10,9 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
-import msgspec
-from msgspec.structs import replace
-
 from muster.contracts.errors import MusterError
 
 SCHEME: Final = "s3://"
@@ -88,7 +85,7 @@ def expand_home(text: str) -> str:
     return expanded
 
 
-Content = TypeVar("Content", bound=msgspec.Struct)
+Content = TypeVar("Content")
 
 Moves: TypeAlias = tuple[tuple[str, str], ...]
 """Directories of the coordinator's host, each with what stands for it on this one."""
@@ -104,6 +101,8 @@ def moved(path: str, moves: Moves) -> str:
 
 def moved_fields(content: Content, names: Iterable[str], moves: Moves) -> Content:
     """Return a struct with `moved` paths in these fields, those that it has and that are set."""
+    from msgspec.structs import replace  # noqa: PLC0415  small commands start without it
+
     paths = {name: getattr(content, name, None) for name in names}
     return replace(content, **{name: moved(path, moves) for name, path in paths.items() if path})
 
