@@ -8,9 +8,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 from muster.contracts.errors import MusterError
+
+if TYPE_CHECKING:
+    import msgspec
 
 SCHEME: Final = "s3://"
 
@@ -85,7 +88,7 @@ def expand_home(text: str) -> str:
     return expanded
 
 
-Content = TypeVar("Content")
+Content = TypeVar("Content", bound="msgspec.Struct")
 
 Moves: TypeAlias = tuple[tuple[str, str], ...]
 """Directories of the coordinator's host, each with what stands for it on this one."""
