@@ -23,8 +23,8 @@ _secret_name: Final = click.argument("name", metavar="NAME", help="What jobs cal
 def secret() -> None:
     """Store secrets that jobs may use.
 
-    They are files in the data directory; those of a cluster of nodes are on the machine that leads.
-    No command shows one again, and none needs the services.
+    They are files in the data directory; on a node, in that of the node that leads. No command
+    shows one again, and none needs the services.
     """
 
 

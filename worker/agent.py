@@ -123,9 +123,9 @@ class Agent:
         signal.signal(signal.SIGTERM, self._on_sigterm)
         now = time.monotonic()
         self._leased_at = since_boot()
-        """When what the coordinator has answered was sent; without a network, when it was there.
-
-        After its machine was suspended a link looks open for longer than the lease lasts."""
+        """When the last heartbeat was sent that the coordinator has answered; for an agent on the
+        coordinator's host, when the two were last connected. After a machine was suspended, a link
+        looks open for longer than the lease lasts."""
         self._next_connect = self._next_tick = now
         self._next_address_check = self._next_pulse = now
         self._settle_at = math.inf

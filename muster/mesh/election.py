@@ -121,7 +121,7 @@ class Event(msgspec.Struct, frozen=True):
     """What an owner may log and count."""
 
     kind: EventKind
-    node: str  # of which it is said
+    node: str  # that it is about
     epoch: int
 
 
