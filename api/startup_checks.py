@@ -177,8 +177,9 @@ def _described_stores(settings: ServiceSettings) -> Iterator[dict[str, str]]:
 
 def _described_database(url: str | Path) -> dict[str, object]:
     """Return schema and server of the database at `url`; raise what makes it unusable."""
+    from database import HEAD  # noqa: PLC0415
     from database.engine import existing, parse_url  # noqa: PLC0415  imports SQLAlchemy
-    from database.tables import HEAD, check_revision  # noqa: PLC0415
+    from database.tables import check_revision  # noqa: PLC0415
 
     with existing(url) as database:
         found = database.revision() if database else None

@@ -1,16 +1,29 @@
 """`Database`: transactions on SQLite or PostgreSQL, with the driver's errors as plain sentences."""
 
+import secrets
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from sqlalchemy import URL, Column, ColumnElement, Connection, Engine, Table, func, make_url
+from sqlalchemy import (
+    URL,
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    Table,
+    delete,
+    func,
+    make_url,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from database import HEAD
 from database.errors import (
     CommitInDoubt,
     DatabaseError,
@@ -19,8 +32,10 @@ from database.errors import (
     DatabaseUnavailable,
 )
 from database.postgres import PostgresBackend
+from database.replication.copy import position_of
+from database.replication.outbox import Replication
 from database.sqlite import SqliteBackend
-from database.tables import HEAD, current_revision, migrate
+from database.tables import IMAGE, current_revision, migrate
 from muster.contracts.location import expand_home
 
 BUSY_TIMEOUT_SECONDS: Final = 10.0
@@ -42,6 +57,8 @@ _PUBLIC_PARAMETERS: Final = frozenset(
     "sslrootcert target_session_attrs user".split()
 )
 """The only parameters taken after the ? of a PostgreSQL URL: none of them holds a secret."""
+
+_NO_ROW: Final = nullcontext()
 
 Insert: TypeAlias = sqlite.Insert | postgresql.Insert
 
@@ -102,6 +119,9 @@ class Database:
     few busy timeouts: for this process's other writers, for a connection, and for other processes.
     """
 
+    replication: Replication | None = None
+    """Set by `open`."""
+
     def __init__(self, backend: Backend, busy_timeout_seconds: float) -> None:
         self._backend = backend
         self._busy_timeout_seconds = busy_timeout_seconds
@@ -115,17 +135,18 @@ class Database:
         *,
         busy_timeout_seconds: float = BUSY_TIMEOUT_SECONDS,
         migrate: bool = True,
+        replication: Replication | None = None,
     ) -> "Database":
         """Open the database at ``sqlite:///<path>``, ``postgresql://…`` or in a file.
 
         It is created or migrated; any number of processes may do so at the same time. Raises
         `DatabaseUnavailable` or `SchemaRefused`, and then nothing is changed. Without `migrate` the
-        schema stays as it is.
+        schema stays as it is. With `replication` transactions on SQLite leave rows for followers.
         """
         database = cls(_backend(url, busy_timeout_seconds), busy_timeout_seconds)
         try:
             if migrate:
-                database._migrate()
+                database._migrate(replication)
         except BaseException:
             database.close()
             raise
@@ -147,14 +168,14 @@ class Database:
         """
         is_committing = False
         try:
-            with (
-                self._exclusive_writer(),
-                self._explained(),
-                self._backend.engine.begin() as connection,
-            ):
-                self._backend.begin_writing(connection)
-                yield connection
-                is_committing = True
+            with self._exclusive_writer(), self._explained():
+                with self._backend.engine.begin() as connection:
+                    self._backend.begin_writing(connection)
+                    with self.replication.recording(connection) if self.replication else _NO_ROW:
+                        yield connection
+                    is_committing = True
+                if self.replication is not None:
+                    self.replication.note_commit()
         except DatabaseUnavailable as error:
             # A commit that failed on a lock or for lack of room has written nothing.
             if is_committing and not isinstance(error, DatabaseLocked | DatabaseFull):
@@ -185,6 +206,13 @@ class Database:
             if isinstance(outcomes[-1], DatabaseUnavailable):
                 return outcomes + outcomes[-1:] * (len(items) - len(outcomes))
         return outcomes
+
+    async def acknowledge(self) -> bool:
+        """Return whether followers have all that this object has committed; True without any.
+
+        See `Replication.acknowledge`.
+        """
+        return self.replication is None or await self.replication.acknowledge()
 
     def upsert(self, table: Table, kept: Collection[str] = ()) -> Insert:
         """Return the statement that inserts a row, or replaces the one with the same key.
@@ -251,7 +279,11 @@ class Database:
         """Close every connection."""
         self._backend.close()
 
-    def _migrate(self) -> None:
+    def _migrate(self, replication: Replication | None) -> None:
+        if self.kind != "sqlite":
+            replication = None
+        elif replication:  # what this node has acknowledged as a follower comes first
+            position_of(Path(str(self._backend.engine.url.database)))
         with self._explained():
             with self._backend.engine.connect() as connection:
                 is_ready = self._backend.is_prepared(connection) and (
@@ -261,6 +293,19 @@ class Database:
                 with self._backend.migrating() as connection:
                     url = self._backend.engine.url
                     migrate(connection, url.render_as_string(hide_password=True))
+        with self.reading() as connection:
+            has_image = connection.execute(select(IMAGE)).first() is not None
+        if has_image and not replication:
+            with self.writing() as connection:
+                connection.execute(delete(IMAGE))  # what is written now is in no row
+        if replication:
+            self.replication = replication
+            if not has_image:
+                begin = self._backend.insert(IMAGE).values(only=1, id=secrets.token_hex(16))
+                with self.writing() as connection:
+                    connection.execute(begin.on_conflict_do_nothing())
+            with self.reading() as connection:
+                replication.start(connection)
 
     @contextmanager
     def _exclusive_writer(self) -> Iterator[None]:

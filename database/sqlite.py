@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -185,6 +185,9 @@ class SqliteBackend:
                 ):
                     # In one step: any commit of another process between two would start it anew.
                     source.backup(copy)
+                    # Two nodes may go on from one backup: their rows have nothing in common.
+                    with suppress(sqlite3.OperationalError), copy:  # an earlier version has none
+                        copy.execute("DELETE FROM image")
             except BaseException:
                 path.unlink()
                 raise

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args, get_type_hints
 import msgspec
 import sqlalchemy as sa
 
+from database import HEAD
 from database.errors import DatabaseError, SchemaRefused
 from database.records import (
     AgentRecord,
@@ -46,9 +47,6 @@ from muster.contracts.token import Token
 
 if TYPE_CHECKING:
     from alembic.config import Config
-
-HEAD: Final = "r0001"
-"""The newest revision in migrations/versions; tests/unit/database/test_schema.py compares them."""
 
 _VERSIONS: Final = sa.table("alembic_version", sa.column("version_num"))
 
@@ -265,6 +263,23 @@ LEASES: Final = _table(
 TOKENS: Final = _table(
     "tokens", Token, ["token_id"], sa.Column("name", sa.String(63), nullable=False)
 )
+OUTBOX: Final = sa.Table(
+    "outbox",
+    METADATA,
+    sa.Column("number", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True),
+    sa.Column("epoch", sa.BigInteger, nullable=False),
+    sa.Column("has_majority", sa.Boolean, nullable=False),
+    sa.Column("statements", sa.LargeBinary, nullable=False),
+)
+"""What each transaction did, for copies on other machines: see `database.replication`."""
+
+IMAGE: Final = sa.Table(
+    "image",
+    METADATA,
+    sa.Column("only", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.String(32), nullable=False),
+)
+"""The id of the outbox: copies of another image have nothing in common with it."""
 
 
 def current_revision(connection: sa.Connection) -> str | None:
@@ -305,6 +320,7 @@ def migrate(connection: sa.Connection, place: str) -> None:
         command.stamp(config, HEAD)
     else:
         command.upgrade(config, HEAD)
+        connection.execute(sa.delete(IMAGE))  # no statement says what a migration does
 
 
 def alembic_config() -> "Config":

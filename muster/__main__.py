@@ -11,7 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-SERVICES: Final = ("api", "cli", "coordinator", "worker")
+SERVICES: Final = ("api", "cli", "coordinator", "database", "worker")
 SECRETS: Final = ("MUSTER_DATABASE_URL", "MUSTER_TOKEN", "S3_ACCESS_KEY", "S3_SECRET_KEY")
 
 

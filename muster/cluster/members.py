@@ -54,6 +54,10 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
     ring: tuple[str, ...] = ()
     """The order in which groups of several nodes send to each other."""
     links: tuple[NodeLink, ...] = ()
+    epoch: int = 0
+    """Of the election that this leader has won."""
+    has_majority: bool = False
+    """Whether it reaches more than half of the nodes."""
 
     @property
     def cluster(self) -> Cluster:

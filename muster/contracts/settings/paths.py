@@ -7,6 +7,8 @@
   election.json                   session and epoch of this node, durable before they are sent
   cluster.json, cluster.founder   the cluster of this node; that its secret was made here
   nodes.json                      the members of the cluster, on the node that leads
+  replication.sock                where services wait for the copies of the database
+  muster.db.rows-…                what a copy of it has not executed yet
   coordinator.json                where processes of this host reach the coordinator
   disk.reserve                    room that is given up so that a full disk can be cleared
   up.lock, up.json                held by `muster up`; its process and address
@@ -159,6 +161,7 @@ class DataDir:
     founder_mark = _Below("cluster.founder")
     election = _Below("election.json")
     nodes = _Below("nodes.json")
+    replication_socket = _Below("replication.sock")
     coordinator_address = _Below("coordinator.json")
     ssh_sockets = _Below("ssh")
     disk_reserve = _Below("disk.reserve")

@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from api.dependencies import RESERVE_BYTES
+from database import HEAD
 from database.engine import Database
-from database.tables import HEAD
 from muster.cluster.identity import node_id
 from muster.cluster.members import MemberNode, Members, NodeLink, write_members
 from tests.support.api_service import DEADLINE_SECONDS, Agent, Service, StandIn

@@ -12,8 +12,8 @@ from api.startup_checks import (
     check_listening,
     run_checks,
 )
+from database import HEAD
 from database.engine import CONNECTIONS_NEEDED, Database
-from database.tables import HEAD
 from database.tokens import Tokens
 from muster.contracts.settings.services import AccessSettings, ServiceSettings
 from muster.contracts.token import Scope

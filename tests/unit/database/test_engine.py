@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, bindparam, event, func, insert, make_url, select, update
 from sqlalchemy.exc import OperationalError
 
-from database import postgres
+from database import HEAD, postgres
 from database.engine import POOL_OVERFLOW, POOL_SIZE, Database, existing
 from database.errors import CommitInDoubt, DatabaseError, DatabaseLocked, DatabaseUnavailable
 from database.jobs import Jobs
 from database.sqlite import SqliteBackend, journal_mode
-from database.tables import EVENTS, HEAD, JOBS, UtcTime
+from database.tables import EVENTS, JOBS, UtcTime
 from muster.contracts.job.status import JobId
 from tests.support.database_samples import NOON, nothing_moves, submit
 from tests.support.installation import DEADLINE_SECONDS

@@ -10,7 +10,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, make_url, text
 
-from database import tables
+from database import HEAD, tables
 from database.engine import Database
 from database.errors import SchemaRefused
 
@@ -23,7 +23,7 @@ TYPES = {
 
 def test_the_head_is_the_newest_revision() -> None:
     directory = ScriptDirectory.from_config(tables.alembic_config())
-    assert directory.get_current_head() == tables.HEAD
+    assert directory.get_current_head() == HEAD
 
 
 def test_tables_and_migrations_agree(fresh_url: str) -> None:

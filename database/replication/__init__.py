@@ -1,0 +1,1 @@
+"""Copies of an SQLite database on other machines: see docs/internals/replication.md."""

@@ -1,0 +1,60 @@
+"""``python -P -m muster database.replication``: a copy of the database, and what it copies.
+
+``lead DATABASE SOCKET MEMBERS`` serves the rows. ``follow DATABASE`` keeps a copy, from the stream
+on standard input and output, and writes its position on standard error, as JSON. ``position
+DATABASE`` prints that of a database which no process uses.
+"""
+
+import asyncio
+import os
+import sqlite3
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+import msgspec
+
+from database.replication.copy import position_of
+from database.replication.follower import follow
+from database.replication.leader import lead
+from muster.contracts.errors import WireError
+from muster.contracts.position import Position
+from muster.host import processes
+from muster.runtime.stderr_messages import print_stderr, print_stdout
+
+
+def main() -> int:
+    """Return the exit code."""
+    parser = ArgumentParser(prog="python -P -m muster database.replication", description=__doc__)
+    parser.add_argument("mode", choices=["lead", "follow", "position"])
+    parser.add_argument("files", nargs="+", type=Path)
+    arguments = parser.parse_args()
+    os.umask(0o177)
+    database: Path = arguments.files[0]
+    try:
+        match arguments.mode:
+            case "lead":
+                processes.exit_with_parent(os.environ)
+                processes.unblock_sigint()
+                asyncio.run(lead(*arguments.files))
+            case "follow":
+                follow(database, 0, 1, lambda position: print_stderr(_text(position)))
+            case _:
+                print_stdout(_text(position_of(database)))
+    except (OSError, sqlite3.Error, WireError, msgspec.MsgspecError) as error:
+        print_stderr(
+            f"replication: {database} cannot be copied ({error}): look at its disk and its log; "
+            "what is in the copy is kept, and it goes on with the next start"
+        )
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _text(position: Position | None) -> str:
+    return msgspec.json.encode(position).decode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

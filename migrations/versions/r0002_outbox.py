@@ -1,0 +1,24 @@
+"""The statements of each transaction, for copies of the database on other machines."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "r0002"
+down_revision = "r0001"
+
+
+def upgrade() -> None:
+    op.create_table(
+        "outbox",
+        sa.Column("number", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
+        sa.Column("epoch", sa.BigInteger(), nullable=False),
+        sa.Column("has_majority", sa.Boolean(), nullable=False),
+        sa.Column("statements", sa.LargeBinary(), nullable=False),
+        sa.PrimaryKeyConstraint("number", name="pk_outbox"),
+    )
+    op.create_table(
+        "image",
+        sa.Column("only", sa.Integer(), nullable=False),
+        sa.Column("id", sa.String(32), nullable=False),
+        sa.PrimaryKeyConstraint("only", name="pk_image"),
+    )
