@@ -55,6 +55,11 @@ class RowCopy:
                 self._say(await _position(self._database))
                 has_led = False
 
+    async def end(self, running: asyncio.Task[None]) -> None:
+        """End `run`."""
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
     def _leader(self) -> Member | None:
         """Return the node that leads, if it is another one and linked."""
         peer = self._network.peers.get(self._part.process_of(self._part.master or ""))

@@ -50,14 +50,12 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
     """Whether more than half of the members answer, or half of them with the last leader."""
     leader: str = ""
     """The id of the node that has led with a majority last."""
+    has_copies: bool = False
+    """Whether other nodes get the rows."""
     nodes: tuple[MemberNode, ...] = ()
     ring: tuple[str, ...] = ()
     """The order in which groups of several nodes send to each other."""
     links: tuple[NodeLink, ...] = ()
-    epoch: int = 0
-    """Of the election that this leader has won."""
-    has_majority: bool = False
-    """Whether it reaches more than half of the nodes."""
 
     @property
     def cluster(self) -> Cluster:

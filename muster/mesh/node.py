@@ -121,6 +121,7 @@ class Node:
         self.links = NodeLinks(network, self._nodes)
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._counts: Counter[str] = Counter()
+        self._has_resigned = False
         self._problems: list[str] = []
         """What is wrong with this node now."""
         self._told: set[str] = set()
@@ -160,6 +161,11 @@ class Node:
     def epoch(self) -> int:
         """The epoch of the master, as far as this node knows."""
         return self._election.epoch
+
+    def resign(self) -> None:
+        """Lead no more, in the thread of the network."""
+        self._has_resigned = True
+        self._network.act()
 
     @property
     def has_rows(self) -> bool:
@@ -335,6 +341,8 @@ class Node:
 
     def _is_able(self) -> bool:
         """Whether this node has a disk to remember by, and a clock that others share."""
+        if self._has_resigned:
+            return False
         return self._unsaved is None and is_clock_credible(self._offsets_seconds().values())
 
     def _found(self) -> None:

@@ -50,8 +50,14 @@ class Roster:
         node: Node,
         file: Path,
         on_role: Callable[[Role], None],
+        *,
+        has_copies: bool = False,
     ) -> None:
-        """`on_role` is called in the thread of the network whenever the role changes."""
+        """`on_role` is called in the thread of the network whenever the role changes.
+
+        `has_copies` tells whether others get the rows.
+        """
+        self._has_copies = has_copies
         self._network = network
         self._node = node
         self._file = file
@@ -106,7 +112,9 @@ class Roster:
         if node.leads:
             self._lead()
         else:
-            self._said = None
+            if self._said is not None:
+                self._said = None
+                self._network.say(copy=Copy(is_live=True))  # until the services have ended
             if self._heard is not None and copy is not None and copy.is_live:
                 self._follow(self._heard)
         if node.cluster is not None and (node.leads or node.is_member):
@@ -167,6 +175,7 @@ class Roster:
             epoch=self._node.epoch,
             has_majority=self.has_majority,
             leader=self._leader,
+            has_copies=self._has_copies,
             nodes=(self._own(), *(self._members[each] for each in sorted(self._members))),
             ring=self._node.links.ring,
             links=tuple(
