@@ -40,6 +40,7 @@ from database.idempotency import Answers
 from database.jobs import Jobs, NewJob
 from database.leases import Leases
 from database.records import utc_now
+from database.replication.outbox import Replication
 from database.tokens import Tokens
 from muster.cluster.identity import node_id
 from muster.cluster.members import ServiceCluster
@@ -129,7 +130,7 @@ def serve() -> int:
         if access.tls_certfile is not None:
             check_certificate(access.tls_certfile, access.tls_keyfile)
         make_private(settings.data_dir)
-        database = Database.open(settings.database)
+        database = Database.open(settings.database, replication=Replication.of(settings))
         try:
             _run(settings, access, database)
         finally:
@@ -164,6 +165,7 @@ def _run(settings: ServiceSettings, access: AccessSettings, database: Database) 
         ),
         hosts={settings.host, *access.allowed_hosts},
         requests=state.requests,
+        acknowledge=database.acknowledge,
     )
     config = uvicorn.Config(
         guarded,

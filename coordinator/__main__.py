@@ -8,6 +8,7 @@ from argparse import ArgumentParser
 from coordinator.service import Service
 from database.engine import Database
 from database.errors import LeaseLost
+from database.replication.outbox import Replication
 from muster.contracts.errors import MusterError
 from muster.contracts.job.retry import INTERRUPTED_CODE, REPLACED_CODE
 from muster.contracts.settings.services import ServiceSettings
@@ -31,7 +32,7 @@ def main() -> int:
         settings = ServiceSettings.read(os.environ, cores=usable_processors())
         limits = ShellLimits.replaced()
         make_private(settings.data_dir)
-        database = Database.open(settings.database)
+        database = Database.open(settings.database, replication=Replication.of(settings))
         try:
             service = Service(database, settings, os.environ, limits)
             asyncio.run(service.run())

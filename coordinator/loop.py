@@ -361,6 +361,8 @@ class CoordinatorLoop:
                 return
             if not await self._commit(drafts):
                 return
+            # A successor on another machine has the cause, too, unless no copy can be reached.
+            await self._writer.acknowledge()
             for job in list(self._jobs.tracked.values()):
                 await self._jobs.keep_code(job)
                 self._executor.perform(job)

@@ -16,6 +16,7 @@ from sqlalchemy import (
     Table,
     delete,
     func,
+    insert,
     make_url,
     select,
 )
@@ -293,17 +294,15 @@ class Database:
                 with self._backend.migrating() as connection:
                     url = self._backend.engine.url
                     migrate(connection, url.render_as_string(hide_password=True))
+        self.replication = replication
         with self.reading() as connection:
             has_image = connection.execute(select(IMAGE)).first() is not None
-        if has_image and not replication:
+        if has_image != bool(replication):
             with self.writing() as connection:
-                connection.execute(delete(IMAGE))  # what is written now is in no row
+                connection.execute(delete(IMAGE))  # what is written without rows is in no copy
+                if replication:
+                    connection.execute(insert(IMAGE).values(id=secrets.token_hex(16)))
         if replication:
-            self.replication = replication
-            if not has_image:
-                begin = self._backend.insert(IMAGE).values(only=1, id=secrets.token_hex(16))
-                with self.writing() as connection:
-                    connection.execute(begin.on_conflict_do_nothing())
             with self.reading() as connection:
                 replication.start(connection)
 

@@ -87,6 +87,10 @@ class FencedWriter:
                 self._write(connection, writes)
         self._beat, self._durable_events, self._attempted_events = beat, {}, {}
 
+    async def acknowledge(self) -> bool:
+        """Return whether followers have what was committed, see `Database.acknowledge`."""
+        return await self._database.acknowledge()
+
     def _write(self, connection: Connection, writes: Sequence[JobWrite]) -> None:
         uids = [write.change.uid for write in writes]
         present = {row.uid: row for row in connection.execute(_PRESENT, {"uids": uids})}

@@ -266,19 +266,14 @@ TOKENS: Final = _table(
 OUTBOX: Final = sa.Table(
     "outbox",
     METADATA,
-    sa.Column("number", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
     sa.Column("epoch", sa.BigInteger, nullable=False),
     sa.Column("has_majority", sa.Boolean, nullable=False),
     sa.Column("statements", sa.LargeBinary, nullable=False),
 )
 """What each transaction did, for copies on other machines: see `database.replication`."""
 
-IMAGE: Final = sa.Table(
-    "image",
-    METADATA,
-    sa.Column("only", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("id", sa.String(32), nullable=False),
-)
+IMAGE: Final = sa.Table("image", METADATA, sa.Column("id", sa.String(32), primary_key=True))
 """The id of the outbox: copies of another image have nothing in common with it."""
 
 

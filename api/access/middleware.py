@@ -7,7 +7,7 @@ rebinding; the origin check and the JSON content type stop forged requests (CSRF
 import re
 import uuid
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import nullcontext
 from functools import partial
 from http import HTTPStatus
@@ -59,6 +59,12 @@ OPEN_PAGES: Final = ("/ui/login", "/ui/static/")
 PAGE_HEADER: Final = "x-muster-page"
 """Sent by our scripts with each change. Another site cannot send it: that needs a preflight."""
 
+ONE_COPY: Final = (
+    b"warning",
+    b'199 muster "no other machine has this change yet: it is lost if this disk is"',
+)
+"""Of a change that followers have not acknowledged (RFC 7234, 5.5)."""
+
 _REQUEST_ID_LIMIT: Final = 128
 
 _HOST: Final = re.compile(r"(?:\[([0-9a-f:]+)\]|([^:/@\s]+))(?::\d{1,5})?")
@@ -80,8 +86,11 @@ class AccessMiddleware:
         limiter: RateLimiter,
         hosts: Collection[str],
         requests: Counter[tuple[str, int]],
+        acknowledge: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
+        """`acknowledge` returns whether a copy has what was written; None without copies."""
         self._app = app
+        self._acknowledge = acknowledge
         self._authenticator = authenticator
         self._limiter = limiter
         self._hosts = {*LOOPBACK_NAMES, *map(str.lower, hosts)}
@@ -111,6 +120,10 @@ class AccessMiddleware:
                     fields = [*message.get("headers", ()), *added]
                     if b"cache-control" not in dict(fields):  # a browser would keep it on its disk
                         fields.append((b"cache-control", b"no-store"))
+                    if self._acknowledge and scope["method"] in CHANGING_METHODS:
+                        is_refused = message["status"] >= HTTPStatus.BAD_REQUEST
+                        if not (is_refused or await self._acknowledge()):
+                            fields.append(ONE_COPY)
                     message["headers"] = fields
                 await send(message)
 

@@ -9,7 +9,6 @@ import asyncio
 import os
 import sqlite3
 import sys
-from argparse import ArgumentParser
 from pathlib import Path
 
 import msgspec
@@ -25,22 +24,17 @@ from muster.runtime.stderr_messages import print_stderr, print_stdout
 
 def main() -> int:
     """Return the exit code."""
-    parser = ArgumentParser(prog="python -P -m muster database.replication", description=__doc__)
-    parser.add_argument("mode", choices=["lead", "follow", "position"])
-    parser.add_argument("files", nargs="+", type=Path)
-    arguments = parser.parse_args()
+    mode, database, *others = sys.argv[1], *map(Path, sys.argv[2:])
     os.umask(0o177)
-    database: Path = arguments.files[0]
     try:
-        match arguments.mode:
-            case "lead":
-                processes.exit_with_parent(os.environ)
-                processes.unblock_sigint()
-                asyncio.run(lead(*arguments.files))
-            case "follow":
-                follow(database, 0, 1, lambda position: print_stderr(_text(position)))
-            case _:
-                print_stdout(_text(position_of(database)))
+        if mode == "lead":
+            processes.exit_with_parent(os.environ)
+            processes.unblock_sigint()
+            asyncio.run(lead(database, *others))
+        elif mode == "follow":
+            follow(database, 0, 1, lambda position: print_stderr(_text(position)))
+        else:
+            print_stdout(_text(position_of(database)))
     except (OSError, sqlite3.Error, WireError, msgspec.MsgspecError) as error:
         print_stderr(
             f"replication: {database} cannot be copied ({error}): look at its disk and its log; "

@@ -43,12 +43,10 @@ FROM alembic_version LEFT JOIN outbox ON number = (SELECT max(number) FROM outbo
 
 def connect(path: Path) -> sqlite3.Connection:
     """Open a database that exists; a transaction that was interrupted is rolled back first."""
-    place = f"file:{quote(str(path.absolute()))}?mode=rw"
-    connection = sqlite3.connect(
-        place, uri=True, isolation_level=None, timeout=BUSY_TIMEOUT_SECONDS
-    )
-    connection.execute("PRAGMA synchronous = FULL")
-    connection.execute("PRAGMA foreign_keys = ON")  # a DELETE takes other rows with it
+    place, wait = f"file:{quote(str(path.absolute()))}?mode=rw", BUSY_TIMEOUT_SECONDS
+    connection = sqlite3.connect(place, uri=True, isolation_level=None, timeout=wait)
+    # A DELETE takes the rows of other tables with it, as it does on the leader.
+    connection.executescript("PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON")
     return connection
 
 
@@ -57,33 +55,25 @@ def position_of(path: Path) -> Position | None:
 
     None if it is missing or damaged. Not for a copy that another process writes now.
     """
+    if not path.exists():
+        return None
     try:
         with closing(connect(path)) as connection:
-            position = _position(connection)
-            if rows := read_log(log_of(path, position.image)):
+            rows = read_log(log_of(path, _position(connection).image))
+            if rows:
                 execute(connection, rows)
-                position = _position(connection)
-            return position
+            return _position(connection)
     except sqlite3.OperationalError:
-        if path.exists():
-            raise
+        raise
     except sqlite3.DatabaseError:
-        pass  # damaged
-    return None
+        return None  # damaged
 
 
 def _position(connection: sqlite3.Connection) -> Position:
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'outbox'").fetchone():
         return Position()  # of an earlier version, or empty: older than any copy
-    majority, epoch, number, image, revision = connection.execute(_POSITION).fetchone()
-    return Position(
-        majority_number=majority,
-        epoch=epoch,
-        number=number,
-        image=image,
-        revision=revision,
-        may_lead=revision <= HEAD,  # an older one is migrated
-    )
+    *newest, revision = connection.execute(_POSITION).fetchone()
+    return Position(*newest, revision <= HEAD, revision)  # an older schema is migrated
 
 
 def store(execute: Callable[[str, tuple[object, ...]], object], row: Row) -> None:
@@ -111,14 +101,17 @@ def log_of(path: Path, image: str) -> Path:
 
 def append_log(log: Path, rows: Sequence[Row]) -> None:
     """Make rows durable. Raises OSError."""
-    is_new = not log.exists()
     with log.open("ab") as file:
         for payload in map(encode, rows):
             file.write(_HEAD.pack(len(payload), crc32(payload)) + payload)
         file.flush()
         os.fdatasync(file.fileno())
-    if is_new:
-        _sync_directory(log)
+
+
+def clear_log(log: Path) -> None:
+    """Begin a log, or begin it anew."""
+    log.write_bytes(b"")
+    _sync_directory(log)
 
 
 def read_log(log: Path) -> list[Row]:

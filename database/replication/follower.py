@@ -11,6 +11,7 @@ from typing import Final
 
 from database.replication.copy import (
     append_log,
+    clear_log,
     connect,
     execute,
     install,
@@ -25,7 +26,6 @@ from database.replication.messages import (
     Follow,
     Image,
     Row,
-    ToLeader,
     ToOthers,
     Unpacker,
     pack,
@@ -42,58 +42,47 @@ class Follower:
     """Takes what the leader sends. Raises OSError and `sqlite3.Error`, as for a full disk."""
 
     def __init__(
-        self, path: Path, send: Callable[[ToLeader], None], report: Callable[[Position], None]
+        self, path: Path, send: Callable[[bytes], object], report: Callable[[Position], None]
     ) -> None:
-        """`report` gets the position at first, with each image, and at the end."""
+        """`report` gets the position at first, and whenever the copy has become another one."""
         self._path = path
         self._send = send
         self._report = report
-        self._pending: list[Row] = []
+        self.pending: list[Row] = []
+        """Acknowledged, and not executed yet."""
         self._image: tuple[Image, BufferedRandom] | None = None
         self._introduce()
 
-    @property
-    def pending(self) -> int:
-        """How many rows are acknowledged, and not executed yet."""
-        return len(self._pending)
-
     def take(self, messages: Sequence[ToOthers]) -> None:
-        rows = [message for message in messages if isinstance(message, Row)]
-        if rows:
+        if rows := [message for message in messages if isinstance(message, Row)]:
             append_log(self._log, rows)
-            self._pending += rows
-            self._send(Acknowledge(rows[-1].number))
+            self.pending += rows
+            self._send(pack(Acknowledge(rows[-1].number)))
         for message in messages:
-            match message:
-                case Image():
-                    self.execute()
-                    self._image = message, new_file(self._path).open("w+b")
-                case Chunk() if self._image is not None:
-                    self._add(*self._image, message.content)
-                case _:
-                    pass
+            if isinstance(message, Image):
+                self._image = message, new_file(self._path).open("w+b")
+            elif isinstance(message, Chunk) and self._image:
+                self._add(*self._image, message.content)
 
     def execute(self) -> None:
         """Execute the rows of the log."""
-        if self._pending:
+        if self.pending:
             with closing(connect(self._path)) as connection:
-                execute(connection, self._pending)
-            self._pending.clear()
+                execute(connection, self.pending)
+            self.pending.clear()
             os.truncate(self._log, 0)
 
-    def end(self) -> None:
-        """Execute all; to be called when the leader is gone."""
-        self.execute()
-        self._report(position_of(self._path) or Position())
+    def report(self) -> Position:
+        """Report where the copy is, and return that."""
+        position = position_of(self._path) or Position()
+        self._report(position)
+        return position
 
     def _introduce(self) -> None:
-        position = position_of(self._path) or Position()
+        position = self.report()
         self._log = log_of(self._path, position.image)
-        if self._log.exists():
-            os.truncate(self._log, 0)
-        self._report(position)
-        own = Follow(position.image, position.number, position.epoch, position.revision)
-        self._send(own)
+        clear_log(self._log)
+        self._send(pack(Follow(position.image, position.number, position.epoch)))
 
     def _add(self, image: Image, file: BufferedRandom, content: bytes) -> None:
         file.write(content)
@@ -102,9 +91,10 @@ class Follower:
         self._image = None
         with file:
             file.seek(0)
-            digest = file_digest(file, "sha256")
+            is_whole = file_digest(file, "sha256").hexdigest() == image.sha256
             os.fsync(file.fileno())
-        if digest.hexdigest() == image.sha256:
+        self.execute()
+        if is_whole:
             install(self._path)
         self._introduce()  # the leader sends another image to a copy that it cannot continue
 
@@ -114,18 +104,16 @@ def follow(path: Path, source: int, target: int, report: Callable[[Position], No
 
     Raises as `Follower`, and `WireError` and `MsgspecError` for what is no message.
     """
-
-    def send(message: ToLeader) -> None:
-        data = pack(message)
-        while data:
-            data = data[os.write(target, data) :]
-
-    follower, unpacker = Follower(path, send, report), Unpacker(ToOthers)
-    while True:
-        is_quiet = follower.pending and not select([source], [], [], QUIET_SECONDS)[0]
-        if is_quiet or follower.pending >= PENDING_ROWS:
-            follower.execute()
-        if not (data := os.read(source, CHUNK_BYTES)):
-            break
-        follower.take(unpacker.feed(data))
-    follower.end()
+    with open(
+        target, "wb", buffering=0, closefd=False
+    ) as out:  # writes whole messages: they are short
+        follower, unpacker = Follower(path, out.write, report), Unpacker(ToOthers)
+        while True:
+            is_quiet = follower.pending and not select([source], [], [], QUIET_SECONDS)[0]
+            if is_quiet or len(follower.pending) >= PENDING_ROWS:
+                follower.execute()
+            if not (data := os.read(source, CHUNK_BYTES)):
+                break
+            follower.take(unpacker.feed(data))
+    follower.execute()
+    follower.report()

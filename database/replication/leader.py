@@ -5,21 +5,18 @@ A process of its own, which only reads the database. See `database.replication.m
 
 import asyncio
 import os
-import socket
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
-from typing import BinaryIO, Final, assert_never
+from typing import BinaryIO, Final
 
 import msgspec
 
 from database.replication.copy import connect, position_of
 from database.replication.messages import (
     CHUNK_BYTES,
-    Acknowledge,
     Answer,
     Chunk,
     Follow,
@@ -76,16 +73,13 @@ class _Follower:
 class Leader:
     """Serves the connections to one database, in one event loop."""
 
-    def __init__(self, path: Path, needed: Callable[[], int]) -> None:
-        """`needed` returns how many followers have to acknowledge a row."""
+    def __init__(self, path: Path, members: Path) -> None:
         self._path = path
-        self._needed = needed
+        self._members = members
         self._database = connect(path)
         self._followers: set[_Follower] = set()
-        self._moved = asyncio.Condition()
+        self._changed = asyncio.Event()
         self._newest = 0
-        self._looks = 0
-        """Counts the moments at which there may be new rows."""
         self._copying = asyncio.Lock()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -100,13 +94,11 @@ class Leader:
                             writer.write(pack(Answer(await self._wait(message.number))))
                         case Follow():
                             follower.at = message
-                            feeding = feeding or asyncio.create_task(self._feed(follower))
+                            self._mark(follower, message.number if self._rows_from(message) else 0)
                             self._followers.add(follower)
-                        case Acknowledge():
-                            self._acknowledge(follower, message.number)
-                        case _ as never:
-                            assert_never(never)
-                    await self._notify()
+                            feeding = feeding or asyncio.create_task(self._feed(follower))
+                        case _:
+                            self._mark(follower, message.number)
         except (OSError, WireError, msgspec.MsgspecError):
             pass  # it calls again
         finally:
@@ -117,77 +109,58 @@ class Leader:
 
     async def poll(self) -> None:
         """Notice rows that no one waits for, until cancelled. Raises `sqlite3.Error`."""
-        seen = None
         while True:
-            (version,) = self._database.execute("PRAGMA data_version").fetchone()
-            if version != seen:
-                seen = version
-                (newest,) = self._database.execute("SELECT max(number) FROM outbox").fetchone()
-                await self._look(newest or 0)
+            self._note(*self._database.execute("SELECT max(number) FROM outbox").fetchone())
             await asyncio.sleep(POLL_SECONDS)
 
-    async def _look(self, newest: int) -> None:
-        self._newest = max(self._newest, newest)
-        self._looks += 1
-        await self._notify()
+    def _note(self, newest: int) -> None:
+        if newest > self._newest:
+            self._newest = newest
+            self._notify()
 
-    async def _await_look(self, looks: int) -> None:
-        async with self._moved:
-            await self._moved.wait_for(lambda: self._looks != looks)
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
-    async def _notify(self) -> None:
-        async with self._moved:
-            self._moved.notify_all()
+    def _mark(self, follower: _Follower, number: int) -> None:
+        """Take that a follower has the rows up to this one."""
+        follower.acknowledged = number
+        follower.is_current |= number >= self._newest
+        self._notify()
 
     async def _wait(self, number: int) -> bool:
         """Return whether enough followers have a row, if need be after a while."""
-        await self._look(number)
-        needed = self._needed()
+        self._note(number)
+        needed = followers_needed(self._members)
 
         def has_enough() -> bool:
             return sum(one.acknowledged >= number for one in self._followers) >= needed
 
-        if sum(one.is_current for one in self._followers) >= needed:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WAIT_SECONDS), self._moved:
-                    await self._moved.wait_for(has_enough)
-            for one in self._followers:
-                one.is_current &= one.acknowledged >= number
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_SECONDS):
+                while not has_enough() and sum(one.is_current for one in self._followers) >= needed:
+                    await self._changed.wait()
+        for one in self._followers:
+            one.is_current &= one.acknowledged >= number
         return has_enough()
-
-    def _acknowledge(self, follower: _Follower, number: int) -> None:
-        follower.acknowledged = number
-        follower.is_current |= number >= self._newest
 
     async def _feed(self, follower: _Follower) -> None:
         """Send what a follower lacks, for as long as it is connected."""
-        with closing(follower.writer), suppress(OSError):
+        writer = follower.writer
+        with closing(writer), suppress(OSError):
             while True:
-                async with self._moved:
-                    await self._moved.wait_for(lambda: follower.at is not None)
-                await self._send_rows(follower)
-                follower.at, follower.acknowledged, follower.is_current = None, 0, False
-                await self._send_image(follower.writer)
-
-    async def _send_rows(self, follower: _Follower) -> None:
-        """Send rows until there is none that follows what the follower has."""
-        is_first = True
-        while follower.at is not None:
-            looks = self._looks
-            rows = self._rows_from(follower.at)
-            if not rows:
-                return
-            if is_first:  # what it has already is durable there
-                self._acknowledge(follower, follower.at.number)
-                is_first = False
-            follower.at = msgspec.structs.replace(
-                follower.at, number=rows[-1].number, epoch=rows[-1].epoch
-            )
-            for row in rows[1:]:
-                follower.writer.write(pack(row))
-            await follower.writer.drain()
-            if len(rows) == 1:
-                await self._await_look(looks)
+                changed, at = self._changed, follower.at
+                if at is None:  # the answer to an image comes
+                    await changed.wait()
+                elif not (rows := self._rows_from(at)):
+                    follower.at = None
+                    await self._send_image(writer)
+                elif len(rows) == 1:
+                    await changed.wait()
+                else:
+                    follower.at = Follow(at.image, rows[-1].number, rows[-1].epoch)
+                    writer.writelines(map(pack, rows[1:]))
+                    await writer.drain()
 
     def _rows_from(self, at: Follow) -> list[Row]:
         """Return the row at which a copy is and those behind it; nothing if it has another one."""
@@ -198,27 +171,27 @@ class Leader:
 
     async def _send_image(self, writer: asyncio.StreamWriter) -> None:
         async with self._copying:
-            file, digest = await asyncio.to_thread(self._copy)
+            file, image = await asyncio.to_thread(self._copy)
         with file:
-            writer.write(pack(Image(os.fstat(file.fileno()).st_size, digest)))
+            writer.write(pack(image))
             while content := file.read(CHUNK_BYTES):
                 writer.write(pack(Chunk(content)))
                 await writer.drain()
 
-    def _copy(self) -> tuple[BinaryIO, str]:
-        """Return one state of the database, a file without a name, and its SHA-256."""
+    def _copy(self) -> tuple[BinaryIO, Image]:
+        """Return one state of the database, in a file without a name."""
         path = self._path.with_name(f"{self._path.name}.image")
         path.unlink(missing_ok=True)
         with closing(connect(self._path)) as source, closing(sqlite3.connect(path)) as copy:
             source.backup(copy)  # in one step: a commit between two would start it anew
         file = path.open("rb")
         path.unlink()
-        digest = file_digest(file, "sha256").hexdigest()
+        image = Image(os.fstat(file.fileno()).st_size, file_digest(file, "sha256").hexdigest())
         file.seek(0)
-        return file, digest
+        return file, image
 
 
-async def lead(path: Path, socket_path: Path, members: Path) -> None:
+async def lead(path: Path, socket: Path, members: Path) -> None:
     """Serve the database at `path` on a Unix socket until cancelled.
 
     It waits for the services to make the database. Raises OSError and `sqlite3.Error`.
@@ -226,10 +199,8 @@ async def lead(path: Path, socket_path: Path, members: Path) -> None:
     # The work of other processes: there is no event to wait for.
     while not ((position := position_of(path)) and position.image):  # noqa: ASYNC110
         await asyncio.sleep(POLL_SECONDS)
-    leader = Leader(path, lambda: followers_needed(members))
-    socket_path.unlink(missing_ok=True)  # noqa: ASYNC240  a local file
-    listening = socket.socket(socket.AF_UNIX)
-    with short_socket_path(socket_path) as address:
-        listening.bind(address)
-    async with await asyncio.start_unix_server(leader.serve, sock=listening):
+    leader = Leader(path, members)
+    with short_socket_path(socket) as address:
+        server = await asyncio.start_unix_server(leader.serve, address)
+    async with server:
         await leader.poll()

@@ -32,7 +32,6 @@ class Follow(msgspec.Struct, frozen=True, tag=True):
     number: int
     epoch: int
     """Of that row: two rows of one number and epoch are the same, and so are all before them."""
-    revision: str
 
 
 class Acknowledge(msgspec.Struct, frozen=True, tag=True):

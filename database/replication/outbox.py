@@ -1,13 +1,13 @@
 """What a transaction has done, as a row of the same transaction; and waiting for its copies."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
+from msgspec.msgpack import encode
 from sqlalchemy import Connection, Select, event, func, select
 
 from database.replication.copy import store
@@ -35,20 +35,15 @@ _NEWEST: Final = select(OUTBOX).order_by(OUTBOX.c.number.desc()).limit(1)
 _NOTHING: Final = Row(0, 0, False, b"")  # noqa: FBT003  as of a table
 
 
-def _leadership(members: Path) -> tuple[int, bool]:
-    known = read_members(members) or Members()
-    return known.epoch, known.has_majority
-
-
 class Replication:
     """The outbox of a database in this process, and whether followers have what it has written."""
 
-    def __init__(self, leadership: Callable[[], tuple[int, bool]], socket: Path) -> None:
-        """`leadership` returns the epoch of this leader and whether it has the majority.
+    def __init__(self, members: Path, socket: Path) -> None:
+        """`members` is the file of members, which has the epoch of this leader.
 
         `socket` is that of ``database.replication lead``.
         """
-        self._leadership = leadership
+        self._members = members
         self._socket = socket
         self._written = self.newest = _NOTHING
         """`newest` is durable; what it did is left out."""
@@ -60,8 +55,7 @@ class Replication:
         """Return that of a service; None if it is not one of `muster node`."""
         if settings.nodes is None:
             return None
-        socket = DataDir(settings.data_dir).replication_socket
-        return cls(partial(_leadership, settings.nodes), socket)
+        return cls(settings.nodes, DataDir(settings.data_dir).replication_socket)
 
     def start(self, connection: Connection) -> None:
         """Begin at the newest row, which an earlier process may have written."""
@@ -85,7 +79,8 @@ class Replication:
         self._written = self.newest
         if statements:
             number = connection.scalars(_NUMBER).one() + 1
-            self._written = Row(number, *self._leadership(), msgspec.msgpack.encode(statements))
+            reign, done = read_members(self._members) or Members(), encode(statements)
+            self._written = Row(number, reign.epoch, reign.has_majority, done)
             store(connection.exec_driver_sql, self._written)
 
     def note_commit(self) -> None:

@@ -10,15 +10,9 @@ down_revision = "r0001"
 def upgrade() -> None:
     op.create_table(
         "outbox",
-        sa.Column("number", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False),
-        sa.Column("epoch", sa.BigInteger(), nullable=False),
-        sa.Column("has_majority", sa.Boolean(), nullable=False),
-        sa.Column("statements", sa.LargeBinary(), nullable=False),
-        sa.PrimaryKeyConstraint("number", name="pk_outbox"),
+        sa.Column("number", sa.Integer, primary_key=True),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        sa.Column("has_majority", sa.Boolean, nullable=False),
+        sa.Column("statements", sa.LargeBinary, nullable=False),
     )
-    op.create_table(
-        "image",
-        sa.Column("only", sa.Integer(), nullable=False),
-        sa.Column("id", sa.String(32), nullable=False),
-        sa.PrimaryKeyConstraint("only", name="pk_image"),
-    )
+    op.create_table("image", sa.Column("id", sa.String(32), primary_key=True))

@@ -3,7 +3,7 @@
 import msgspec
 
 
-class Position(msgspec.Struct, frozen=True, order=True, kw_only=True):
+class Position(msgspec.Struct, frozen=True, order=True):
     """What a database holds. Of two the greater is the newer, as the fields are compared in order.
 
     A row that was written without a majority may be given up when the parts of a cluster meet, so
@@ -18,7 +18,7 @@ class Position(msgspec.Struct, frozen=True, order=True, kw_only=True):
     """Of the newest row; 0 without any."""
     image: str = ""
     """Copies of one image have equal rows up to the newest one that both have."""
-    revision: str = ""
-    """Of the schema."""
     may_lead: bool = True
     """False for the schema of a later version, which this one cannot use."""
+    revision: str = ""
+    """Of the schema."""

@@ -73,6 +73,9 @@ class SlowWriter:
             self.meanwhile.pop()()
         self.events += [event.message for write in writes for event in write.events]
 
+    async def acknowledge(self) -> bool:
+        return True
+
 
 @dataclass
 class Lifecycle:
