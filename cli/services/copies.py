@@ -105,7 +105,7 @@ class RowCopy:
         copy = None
         if position is not None and position.may_lead:
             copy = Copy(
-                majority=position.majority,
+                majority=(position.majority_epoch, position.majority_number),
                 newest=(position.epoch, position.number),
                 is_live=position.is_current,
             )

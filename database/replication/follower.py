@@ -9,6 +9,8 @@ from pathlib import Path
 from select import select
 from typing import Final
 
+import msgspec
+
 from database.replication.copy import (
     append_log,
     clear_log,
@@ -23,6 +25,7 @@ from database.replication.messages import (
     CHUNK_BYTES,
     Acknowledge,
     Chunk,
+    Current,
     Follow,
     Image,
     Row,
@@ -61,6 +64,9 @@ class Follower:
         for message in messages:
             if isinstance(message, Image):
                 self._image = message, new_file(self._path).open("w+b")
+            elif isinstance(message, Current):
+                self.execute()
+                self.report(is_current=True)
             elif isinstance(message, Chunk) and self._image:
                 self._add(*self._image, message.content)
 
@@ -72,9 +78,10 @@ class Follower:
             self.pending.clear()
             os.truncate(self._log, 0)
 
-    def report(self) -> Position:
+    def report(self, *, is_current: bool = False) -> Position:
         """Report where the copy is, and return that."""
         position = position_of(self._path) or Position()
+        position = msgspec.structs.replace(position, is_current=is_current)
         self._report(position)
         return position
 

@@ -19,6 +19,7 @@ from database.replication.messages import (
     CHUNK_BYTES,
     Answer,
     Chunk,
+    Current,
     Follow,
     Image,
     Row,
@@ -125,7 +126,9 @@ class Leader:
     def _mark(self, follower: _Follower, number: int) -> None:
         """Take that a follower has the rows up to this one."""
         follower.acknowledged = number
-        follower.is_current |= number >= self._newest
+        if number >= self._newest and not follower.is_current:
+            follower.is_current = True
+            follower.writer.write(pack(Current()))
         self._notify()
 
     async def _wait(self, number: int) -> bool:
