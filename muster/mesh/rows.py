@@ -42,11 +42,13 @@ def follow_rows(network: Network, address: Address, ours: socket.socket) -> None
 
     async def carry() -> None:
         reader, writer = await asyncio.open_connection(sock=ours)
-        with closing(writer), suppress(OSError, EOFError, WireError, AuthenticationFailed):
-            async with asyncio.timeout(CONNECT_SECONDS):
-                link = await open_stream(address, network.identity, Rows())
-            with closing(link.writer):
-                await link.receive_one()
-                await pump(link, reader, writer)
+        with closing(writer):
+            with suppress(OSError, EOFError, WireError, AuthenticationFailed):
+                async with asyncio.timeout(CONNECT_SECONDS):
+                    link = await open_stream(address, network.identity, Rows())
+                with closing(link.writer):
+                    await link.receive_one()
+                    await pump(link, reader, writer)
+            writer.write_eof()  # its owner has a duplicate
 
     network.do(lambda: network.run(carry()))
