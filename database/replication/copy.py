@@ -72,8 +72,9 @@ def position_of(path: Path) -> Position | None:
 def _position(connection: sqlite3.Connection) -> Position:
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'outbox'").fetchone():
         return Position()  # of an earlier version, or empty: older than any copy
-    *newest, revision = connection.execute(_POSITION).fetchone()
-    return Position(*newest, revision <= HEAD, revision)  # an older schema is migrated
+    majority, epoch, number, image, revision = connection.execute(_POSITION).fetchone()
+    may_lead = revision <= HEAD  # an older schema is migrated
+    return Position(majority, epoch, number, image, may_lead, revision)
 
 
 def store(execute: Callable[[str, tuple[object, ...]], object], row: Row) -> None:
