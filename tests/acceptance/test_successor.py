@@ -1,0 +1,82 @@
+"""Another machine leads once the first one is switched off, with a copy of its rows."""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.hosts import Host, hosts, needs_hosts
+from tests.support.installation import await_value
+from tests.support.nodes import Cluster, nodes
+
+pytestmark = [needs_hosts(), pytest.mark.timeout(400)]
+
+COPIED = ("muster.db", "secrets")
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[list[Host]]:
+    with hosts(3, tmp_path / "hosts") as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(machines: list[Host], tmp_path: Path) -> Iterator[Cluster]:
+    with nodes(machines, ["tests.support.successor_node"]) as running:
+        running.start(*machines)
+        yield Cluster(running, tmp_path / "job.json")
+
+
+def move_rows(cluster: Cluster, source: Host, target: Host) -> None:
+    """Have `target` lead with a copy of the rows of `source`, which is off."""
+    for name in COPIED:
+        found = source.directory / "node" / name
+        if found.is_dir():
+            shutil.copytree(found, target.directory / "node" / name, dirs_exist_ok=True)
+        elif found.exists():
+            shutil.copy(found, target.directory / "node" / name)
+    for host in cluster.nodes.hosts:
+        file = host.directory / "node" / "cluster.json"
+        record = json.loads(file.read_text()) | {
+            "founder": cluster.nodes.ids[target],
+            "name": target.name,
+        }
+        file.write_text(json.dumps(record))
+
+
+def common_step(cluster: Cluster, host: Host, job: str) -> int:
+    workers = cluster.ask(host, f"/jobs/{job}/workers")["workers"]
+    return min((each["step"] or 0 for each in workers if each["pid"]), default=0)
+
+
+def test_training_goes_on_under_another_machine(cluster: Cluster, machines: list[Host]) -> None:
+    calm = cluster.submit(machines[-1], epochs=40)
+    leader = cluster.leader()
+    second, last = (each for each in machines if each is not leader)
+    digest = cluster.result(second, leader, calm)
+    job = cluster.submit(last, epochs=40)
+    shown = lambda: cluster.muster(last, "events", job)  # noqa: E731
+    names = {machine.name for machine in machines}
+    await_value(lambda: cluster.nodes_of(second, job) == names, shown)
+    await_value(lambda: common_step(cluster, second, job) > 20, shown)
+    step = max(each["step"] or 0 for each in cluster.ask(second, f"/jobs/{job}/workers")["workers"])
+    leader.power_off()
+    began = time.monotonic()
+    move_rows(cluster, leader, second)
+
+    def has_new_step() -> bool:
+        try:
+            return common_step(cluster, second, job) > step + 3
+        except OSError:
+            return False
+
+    await_value(has_new_step, lambda: "", 120)
+    print("NEW COMMON STEP after", time.monotonic() - began)
+    try:
+        assert cluster.result(last, second, job) == digest
+    finally:
+        print(shown())
+    assert "FAILED" not in shown(), shown()
