@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from signal import SIGCHLD
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -73,7 +73,9 @@ class JobTable:
         self._jobs = Jobs(database)
         self._history = History(database)
         self._cluster = cluster
-        self._snapshot_of = partial(snapshot_of, node=node)
+        self._node = node
+        self.former = ""
+        """The id of the node whose coordinator had the lease before us, if it was another one."""
         self.refusals: Mapping[str, str] = {}
         """By host, why no agent can be started there: a job that waits says so."""
         # Of the members of a group the first one saves.
@@ -113,12 +115,7 @@ class JobTable:
         # A queued job has no processes.
         started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
         found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
-        searches = (
-            lifecycle.find(
-                self._snapshot_of(rows, now, hosts=self._hosts_of(rows.job)), rows.agents
-            )
-            for rows in found
-        )
+        searches = (lifecycle.find(self._snapshot_of(rows, now), rows.agents) for rows in found)
         for rows, agents in zip(found, await asyncio.gather(*searches), strict=True):
             self.tracked[rows.job.uid] = self._inherit(rows, agents, now)
         jobs = list(self.tracked.values())
@@ -218,7 +215,7 @@ class JobTable:
         self._rows = unfinished
         fresh = [row for row in unfinished if row.uid not in self.tracked]
         for rows in await asyncio.to_thread(self._with_ranks, fresh):
-            snapshot = self._snapshot_of(rows, now, hosts=self._hosts_of(rows.job))
+            snapshot = self._snapshot_of(rows, now)
             self.tracked[rows.job.uid] = _track(rows, snapshot, {}, now)
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
@@ -255,6 +252,23 @@ class JobTable:
             for job in jobs
         ]
 
+    def _snapshot_of(
+        self,
+        rows: JobRows,
+        now: Moment,
+        agents: Collection[str] = (),
+        living: Collection[int] = (),
+    ) -> JobSnapshot:
+        return snapshot_of(
+            rows,
+            now,
+            hosts=self._hosts_of(rows.job),
+            node=self._node,
+            agents=agents,
+            living=living,
+            former=self.former,
+        )
+
     def _inherit(self, rows: JobRows, agents: dict[str, AgentProcess], now: Moment) -> TrackedJob:
         """Return a job of the previous coordinator, with those of its agents that live."""
         files = self._files.job(rows.job.job_id)
@@ -268,8 +282,7 @@ class JobTable:
 
         alone = (rank for rank in rows.ranks if rank.host not in agents)
         living = [rank.rank for rank in alone if may_live(rank)]
-        hosts = self._hosts_of(rows.job)
-        snapshot = self._snapshot_of(rows, now, hosts=hosts, agents=agents, living=living)
+        snapshot = self._snapshot_of(rows, now, agents, living)
         return _track(rows, snapshot, agents, now)
 
 

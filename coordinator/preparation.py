@@ -33,14 +33,18 @@ class Unprepared(Exception):
         self.failure = failure
 
 
-def prepare(spec: JobSpec, settings: ServiceSettings) -> ResolvedSpec:
+def prepare(
+    spec: JobSpec, settings: ServiceSettings, *, is_start_here: bool = True
+) -> ResolvedSpec:
     """Return the job with its directories; create the synthetic data set if it trains on that.
 
     Blocks on the disk. Missing data or a missing directory fails the job here, with a sentence, and
-    not fifty times in a rank. Raises `Unprepared`.
+    not fifty times in a rank, unless no rank is about to start on this host. Raises `Unprepared`.
     """
     try:
         resolved = resolve(spec, settings, Path.cwd())
+        if not is_start_here:
+            return resolved
         if spec.command is None:  # a command knows itself which data it needs
             if resolved.dataset_dir == DataDir(settings.data_dir).synthetic_dataset:
                 ensure_synthetic(resolved.dataset_dir)

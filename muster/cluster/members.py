@@ -44,6 +44,8 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
     """What the file holds; without a household nothing."""
 
     cluster_id: str = ""
+    epoch: int = 0
+    """In which the leading node was elected; a node elected later has a greater one."""
     nodes: tuple[MemberNode, ...] = ()
     ring: tuple[str, ...] = ()
     """The order in which groups of several nodes send to each other."""

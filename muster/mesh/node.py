@@ -165,6 +165,11 @@ class Node:
         """The id of the node that leads, as far as this one knows."""
         return self._election.master
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the leading node, as far as this one knows."""
+        return self._election.epoch
+
     def process_of(self, node: str) -> str:
         """Return the process id of a linked node, "" if it is not linked."""
         return self._nodes.get(node, "")

@@ -94,6 +94,7 @@ class Roster:
         own = _member(network.node_id, network.hello, None)
         members = Members(
             cluster_id=record.cluster_id,
+            epoch=self._node.epoch,
             nodes=(own, *(self._members[each] for each in sorted(self._members))),
             ring=self._node.links.ring,
             links=tuple(

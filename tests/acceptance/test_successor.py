@@ -53,11 +53,11 @@ def common_step(cluster: Cluster, host: Host, job: str) -> int:
 
 
 def test_training_goes_on_under_another_machine(cluster: Cluster, machines: list[Host]) -> None:
-    calm = cluster.submit(machines[-1], epochs=40)
     leader = cluster.leader()
+    calm = cluster.submit(machines[-1], epochs=80)
     second, last = (each for each in machines if each is not leader)
     digest = cluster.result(second, leader, calm)
-    job = cluster.submit(last, epochs=40)
+    job = cluster.submit(last, epochs=80)
     shown = lambda: cluster.muster(last, "events", job)  # noqa: E731
     names = {machine.name for machine in machines}
     await_value(lambda: cluster.nodes_of(second, job) == names, shown)
@@ -73,7 +73,7 @@ def test_training_goes_on_under_another_machine(cluster: Cluster, machines: list
         except OSError:
             return False
 
-    await_value(has_new_step, lambda: "", 120)
+    await_value(has_new_step, lambda: "", 60)
     print("NEW COMMON STEP after", time.monotonic() - began)
     try:
         assert cluster.result(last, second, job) == digest
