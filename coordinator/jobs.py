@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from signal import SIGCHLD
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -15,6 +17,7 @@ from msgspec.structs import asdict
 from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.decide import actions, placement
 from coordinator.decide.actions import SetStatus
+from coordinator.decide.events import describe_missing
 from coordinator.decide.plan import plan
 from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess
@@ -28,15 +31,16 @@ from coordinator.restore import JobRows, snapshot_of
 from coordinator.series import JobSeries
 from coordinator.tracked_job import TrackedJob
 from database.engine import Database
-from database.errors import DatabaseUnavailable
+from database.errors import CheckpointPending, DatabaseUnavailable, JobMissing, JobOver
 from database.history import History
 from database.jobs import Jobs
 from database.records import Job, RankRecord
 from muster.checkpoints.local import LocalFileSystem, replace_file
 from muster.cluster.description import Cluster
 from muster.contracts.job.status import JobStatus, JobUid, Reason, StopRequest
+from muster.contracts.location import parse_location
 from muster.contracts.rank import ProcessState
-from muster.contracts.settings.paths import DataDir, JobFiles
+from muster.contracts.settings.paths import DataDir, JobFiles, checkpoints_of_job, rank_place
 from muster.host.code import read_code, script_of
 from muster.host.processes import is_running, send_signal
 from muster.runtime.exit_report import find_exit_record
@@ -62,10 +66,12 @@ class JobTable:
         cluster: Cluster,
         node: str,
         names: Mapping[str, str] = MappingProxyType({}),
+        is_at_home: bool = False,
     ) -> None:
         """`node` is the id of this host: rows from before there was a cluster file name it so.
 
-        `names` has what people call a host, if not as the cluster does.
+        `names` has what people call a host, if not as the cluster does. `is_at_home`: another host
+        may have led before, and have checkpoints that this one lacks.
         """
         self.tracked: dict[JobUid, TrackedJob] = {}
         self._database = database
@@ -74,6 +80,7 @@ class JobTable:
         self._history = History(database)
         self._cluster = cluster
         self._node = node
+        self._is_at_home = is_at_home
         self.former = ""
         """The id of the node whose coordinator had the lease before us, if it was another one."""
         self.refusals: Mapping[str, str] = {}
@@ -111,6 +118,8 @@ class JobTable:
         Ranks without an agent run on and wait for the next one. Where no rank lives, the remaining
         processes are ended.
         """
+        if self.former:
+            await wait_for_database(lambda: asyncio.to_thread(self._request_checkpoints))
         unfinished = await wait_for_database(lambda: asyncio.to_thread(self._jobs.unfinished))
         # A queued job has no processes.
         started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
@@ -229,6 +238,29 @@ class JobTable:
             for order, name in enumerate(names)
         }
 
+    def _request_checkpoints(self) -> None:
+        """Have jobs whose ranks train together save here: the last saves may be elsewhere."""
+        for job in self._jobs.unfinished():
+            if job.spec.mode == "synchronous" and job.status is not JobStatus.QUEUED:
+                with suppress(CheckpointPending, JobMissing, JobOver):
+                    self._jobs.request_checkpoint(job.job_id)
+
+    def _missing_steps(self, rows: JobRows) -> dict[int, int]:
+        """Return by rank the step of its newest checkpoint if that is not on this host."""
+        job, missing = rows.job, {}
+        place = parse_location(job.spec.checkpoint_dir or "")
+        if not (self._is_at_home and isinstance(place, Path)):
+            return {}
+        for rank in rows.ranks:
+            own = checkpoints_of_job(place, job.job_id)
+            if job.spec.mode != "synchronous":
+                own = rank_place(own, rank.rank)
+            step = rank.progress.last_checkpoint_step
+            held = (name.step for name in open_store(own).names())
+            if step is not None and step > max(held, default=-1):
+                missing[rank.rank] = step
+        return missing
+
     def _with_ranks(self, jobs: Sequence[Job]) -> list[JobRows]:
         if not jobs:
             return []
@@ -283,7 +315,13 @@ class JobTable:
         alone = (rank for rank in rows.ranks if rank.host not in agents)
         living = [rank.rank for rank in alone if may_live(rank)]
         snapshot = self._snapshot_of(rows, now, agents, living)
-        return _track(rows, snapshot, agents, now)
+        job = _track(rows, snapshot, agents, now)
+        if missing := self._missing_steps(rows):
+            job.snapshot = replace(snapshot, missing_steps=missing)
+            where = self.former and snapshot.host_name(self.former)
+            words = describe_missing(missing, where or "another machine")
+            job.note("checkpoints_away", words, now.wall)
+        return job
 
 
 def _track(

@@ -49,12 +49,12 @@ from muster.contracts.errors import InvalidEnvironment, MusterError
 from muster.contracts.host import HostFacts
 from muster.contracts.job.engine import SCHEDULERS, engine_row
 from muster.contracts.messages.assignment import CoordinatorAddress
+from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
 from muster.contracts.settings.variables import RANK_PORTS
 from muster.host.addresses import publish_address, read_coordinator_address
 from muster.host.limits import ShellLimits
-from muster.contracts.rank import ProcessRecord
 from muster.host.processes import is_provably_gone, this_process, unblock_sigint
 from muster.host.trace import stamp
 from muster.links.serving import listen
@@ -117,7 +117,12 @@ class Service:
         self._epoch = self._cluster.members.epoch
         self._other_nodes = [node for node in self._nodes if node.transport != "local"]
         self._jobs = JobTable(
-            self._database, self._data, cluster=cluster, node=self._name, names=names
+            self._database,
+            self._data,
+            cluster=cluster,
+            node=self._name,
+            names=names,
+            is_at_home=self._settings.nodes is not None,
         )
 
     async def run(self) -> None:

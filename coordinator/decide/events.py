@@ -219,6 +219,15 @@ def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> NewEven
 # Sentences
 
 
+def describe_missing(steps: Mapping[int, int], where: str = "another machine") -> str:
+    """Say which ranks are not started again, `steps` by rank, and why."""
+    ranks = ", ".join(f"{rank} (step {step})" for rank, step in steps.items())
+    return (
+        f"the newest checkpoints of ranks {ranks} lie on {where}, which does not lead now: none of "
+        "them is started again until it has saved here or that machine leads again"
+    )
+
+
 def excerpt(text: str) -> str:
     """Return a program's text, shortened and without control characters."""
     cut = text if len(text) <= REPORT_LIMIT else f"{text[:REPORT_LIMIT]} …"

@@ -37,14 +37,27 @@ class Leases:
         self.held = None
 
     def take(
-        self, owner: str, process: ProcessRecord, address: str, *, displacing: Lease | None
+        self,
+        owner: str,
+        process: ProcessRecord,
+        address: str,
+        *,
+        displacing: Lease | None,
+        least_epoch: int,
     ) -> Lease:
         self.asked.append(displacing)
         if self.rivals:
             self.rivals -= 1
             raise LeaseLost("coordinator", 0)
         name = "coordinator"
-        return Lease(name=name, epoch=4, beat=0, owner=owner, process=process, address=address)
+        return Lease(
+            name=name,
+            epoch=max(4, least_epoch),
+            beat=0,
+            owner=owner,
+            process=process,
+            address=address,
+        )
 
 
 @dataclass
