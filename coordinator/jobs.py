@@ -36,6 +36,7 @@ from database.history import History
 from database.jobs import Jobs
 from database.records import Job, RankRecord
 from muster.checkpoints.local import LocalFileSystem, replace_file
+from muster.checkpoints.store import open_store
 from muster.cluster.description import Cluster
 from muster.contracts.job.status import JobStatus, JobUid, Reason, StopRequest
 from muster.contracts.location import parse_location

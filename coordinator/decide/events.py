@@ -5,7 +5,7 @@ a repeated message is one event.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from signal import SIGKILL
 from typing import Final

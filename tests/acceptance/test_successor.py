@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,10 +55,10 @@ def common_step(cluster: Cluster, host: Host, job: str) -> int:
 
 def test_training_goes_on_under_another_machine(cluster: Cluster, machines: list[Host]) -> None:
     leader = cluster.leader()
-    calm = cluster.submit(machines[-1], epochs=80)
+    calm = cluster.submit(machines[-1], epochs=30)
     second, last = (each for each in machines if each is not leader)
     digest = cluster.result(second, leader, calm)
-    job = cluster.submit(last, epochs=80)
+    job = cluster.submit(last, epochs=30)
     shown = lambda: cluster.muster(last, "events", job)  # noqa: E731
     names = {machine.name for machine in machines}
     await_value(lambda: cluster.nodes_of(second, job) == names, shown)
@@ -80,3 +81,66 @@ def test_training_goes_on_under_another_machine(cluster: Cluster, machines: list
     finally:
         print(shown())
     assert "FAILED" not in shown(), shown()
+
+
+COMMAND = "import time\nwhile True: time.sleep(1)"
+
+
+def test_ranks_that_train_alone_run_on_or_are_held(cluster: Cluster, machines: list[Host]) -> None:
+    leader = cluster.leader()
+    second, last = (each for each in machines if each is not leader)
+    names = {machine.name for machine in machines}
+    alone = cluster.submit(
+        last, mode="independent", world_size=3, epochs=100000, checkpoint_every=5
+    )
+    command = [sys.executable, "-c", COMMAND]
+    bare = cluster.submit(last, mode="independent", world_size=3, epochs=1, command=command)
+    both = (alone, bare)
+    for job in both:
+        await_value(
+            lambda job=job: cluster.nodes_of(second, job) == names,
+            lambda job=job: cluster.muster(last, "events", job),
+        )
+
+    def workers(job: str) -> list[dict[str, object]]:
+        return cluster.ask(second, f"/jobs/{job}/workers")["workers"]
+
+    def have_saved() -> bool:
+        return all(each["last_checkpoint_step"] for each in workers(alone))
+
+    await_value(have_saved, lambda: str(workers(alone)))
+    before = {
+        job: {each["rank"]: each["pid"] for each in workers(job) if each["node"] != leader.name}
+        for job in both
+    }
+    lost = {
+        job: next(each["rank"] for each in workers(job) if each["node"] == leader.name)
+        for job in both
+    }
+    leader.power_off()
+    move_rows(cluster, leader, second)
+    shown = lambda: "".join(cluster.muster(last, "events", job) for job in both)  # noqa: E731
+
+    def is_replaced() -> bool:
+        try:
+            found = {each["rank"]: each for each in workers(bare)}[lost[bare]]
+            status = cluster.ask(second, f"/jobs/{alone}/summary")
+        except OSError:
+            return False
+        return (
+            bool(found["pid"]) and found["node"] != leader.name and status["status"] == "RECOVERING"
+        )
+
+    try:
+        await_value(is_replaced, shown, 100)
+        for job in both:
+            now = {
+                each["rank"]: each["pid"] for each in workers(job) if each["rank"] in before[job]
+            }
+            assert now == before[job], shown()
+        held = {each["rank"]: each for each in workers(alone)}[lost[alone]]
+        assert held["pid"] is None, held
+        assert f"lie on {leader.name}" in shown() or "lie on n-" in shown()
+    finally:
+        print(shown())
+        print(cluster.ask(second, f"/jobs/{alone}/summary"))

@@ -177,7 +177,7 @@ class JobSnapshot:
     restore: GangRestore = GangRestore()
     unusable: frozenset[RestorePoint] = frozenset()  # damaged in the place of some rank
     missing_steps: Mapping[int, int] = field(default_factory=dict)
-    """By rank: the step of its newest checkpoint at the last takeover, if it was not on our host."""
+    """By rank: the step of its newest checkpoint at the last takeover, unless that is here."""
     code: JobCode = JobCode()
     is_overloaded: bool = False
     """A process got no processor for so long that it would have been taken for dead."""

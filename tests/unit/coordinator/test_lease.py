@@ -49,15 +49,8 @@ class Leases:
         if self.rivals:
             self.rivals -= 1
             raise LeaseLost("coordinator", 0)
-        name = "coordinator"
-        return Lease(
-            name=name,
-            epoch=max(4, least_epoch),
-            beat=0,
-            owner=owner,
-            process=process,
-            address=address,
-        )
+        epoch, name = max(4, least_epoch), "coordinator"
+        return Lease(name=name, epoch=epoch, beat=0, owner=owner, process=process, address=address)
 
 
 @dataclass
