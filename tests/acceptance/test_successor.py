@@ -49,7 +49,7 @@ def move_rows(cluster: Cluster, source: Host, target: Host) -> None:
 
 
 def common_step(cluster: Cluster, host: Host, job: str) -> int:
-    workers = cluster.ask(host, f"/jobs/{job}/workers")["workers"]
+    workers = cluster.ask(host, f"/jobs/{job}/summary")["workers"]
     return min((each["step"] or 0 for each in workers if each["pid"]), default=0)
 
 
@@ -63,7 +63,7 @@ def test_training_goes_on_under_another_machine(cluster: Cluster, machines: list
     names = {machine.name for machine in machines}
     await_value(lambda: cluster.nodes_of(second, job) == names, shown)
     await_value(lambda: common_step(cluster, second, job) > 20, shown)
-    step = max(each["step"] or 0 for each in cluster.ask(second, f"/jobs/{job}/workers")["workers"])
+    step = max(each["step"] or 0 for each in cluster.ask(second, f"/jobs/{job}/summary")["workers"])
     leader.power_off()
     began = time.monotonic()
     move_rows(cluster, leader, second)
@@ -103,10 +103,10 @@ def test_ranks_that_train_alone_run_on_or_are_held(cluster: Cluster, machines: l
         )
 
     def workers(job: str) -> list[dict[str, object]]:
-        return cluster.ask(second, f"/jobs/{job}/workers")["workers"]
+        return cluster.ask(second, f"/jobs/{job}/summary")["workers"]
 
     def have_saved() -> bool:
-        return all(each["last_checkpoint_step"] for each in workers(alone))
+        return all(each["checkpoints_saved"] for each in workers(alone))
 
     await_value(have_saved, lambda: str(workers(alone)))
     before = {
