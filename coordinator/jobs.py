@@ -17,7 +17,7 @@ from msgspec.structs import asdict
 from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.decide import actions, placement
 from coordinator.decide.actions import SetStatus
-from coordinator.decide.events import describe_missing
+from coordinator.decide.events import describe_held
 from coordinator.decide.plan import plan
 from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess
@@ -35,6 +35,7 @@ from database.errors import CheckpointPending, DatabaseUnavailable, JobMissing, 
 from database.history import History
 from database.jobs import Jobs
 from database.records import Job, RankRecord
+from muster.checkpoints.errors import CheckpointError
 from muster.checkpoints.local import LocalFileSystem, replace_file
 from muster.checkpoints.store import open_store
 from muster.cluster.description import Cluster
@@ -172,6 +173,7 @@ class JobTable:
             if job.snapshot.status is JobStatus.QUEUED and not job.snapshot.is_ending
         ]
         self._place_lost(now)
+        self._look_for_checkpoints(now)
         if not waiting:
             return
         wanted = [job.snapshot for job in waiting]
@@ -246,21 +248,17 @@ class JobTable:
                 with suppress(CheckpointPending, JobMissing, JobOver):
                     self._jobs.request_checkpoint(job.job_id)
 
-    def _missing_steps(self, rows: JobRows) -> dict[int, int]:
-        """Return by rank the step of its newest checkpoint if that is not on this host."""
-        job, missing = rows.job, {}
-        place = parse_location(job.spec.checkpoint_dir or "")
-        if not (self._is_at_home and isinstance(place, Path)):
-            return {}
-        for rank in rows.ranks:
-            own = checkpoints_of_job(place, job.job_id)
-            if job.spec.mode != "synchronous":
-                own = rank_place(own, rank.rank)
-            step = rank.progress.last_checkpoint_step
-            held = (name.step for name in open_store(own).names())
-            if step is not None and step > max(held, default=-1):
-                missing[rank.rank] = step
-        return missing
+    def _look_for_checkpoints(self, now: Moment) -> None:
+        """Let ranks start whose newest checkpoint is on this host; an event names the others."""
+        for job in self.admitted():
+            snapshot = job.snapshot
+            if any(rank.is_down and snapshot.is_held(rank) for rank in snapshot.ranks):
+                held = _missing_steps(snapshot)
+                if held != snapshot.held:
+                    job.snapshot, job.has_news = replace(snapshot, held=held), True
+                    if held:
+                        where = self.former and snapshot.host_name(self.former)
+                        job.note("checkpoints_away", describe_held(held, where), now.wall)
 
     def _with_ranks(self, jobs: Sequence[Job]) -> list[JobRows]:
         if not jobs:
@@ -316,13 +314,9 @@ class JobTable:
         alone = (rank for rank in rows.ranks if rank.host not in agents)
         living = [rank.rank for rank in alone if may_live(rank)]
         snapshot = self._snapshot_of(rows, now, agents, living)
-        job = _track(rows, snapshot, agents, now)
-        if missing := self._missing_steps(rows):
-            job.snapshot = replace(snapshot, missing_steps=missing)
-            where = self.former and snapshot.host_name(self.former)
-            words = describe_missing(missing, where or "another machine")
-            job.note("checkpoints_away", words, now.wall)
-        return job
+        if self._is_at_home:
+            snapshot = replace(snapshot, held={rank.rank: None for rank in rows.ranks})
+        return _track(rows, snapshot, agents, now)
 
 
 def _track(
@@ -352,6 +346,25 @@ def _track(
     alone = [row for row in rows.ranks if row.host not in agents]
     job.add_attempts(ended_attempt_rows(snapshot, alone, now))
     return job
+
+
+def _missing_steps(snapshot: JobSnapshot) -> dict[int, int]:
+    """Return the step of the newest checkpoint of each held rank for which it is not here."""
+    missing: dict[int, int] = {}
+    place = parse_location(snapshot.spec.checkpoint_dir or "")
+    if not isinstance(place, Path):
+        return missing
+    for number in snapshot.held:
+        own = checkpoints_of_job(place, snapshot.job_id)
+        if not snapshot.is_synchronous:
+            own = rank_place(own, number)
+        here = [-1]
+        with suppress(CheckpointError):  # it cannot be read, as by the rank
+            here += [name.step for name in open_store(own).names()]
+        step = snapshot.ranks[number].progress.last_checkpoint_step
+        if step is not None and step > max(here):
+            missing[number] = step
+    return missing
 
 
 def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: Moment) -> None:

@@ -219,12 +219,12 @@ def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> NewEven
 # Sentences
 
 
-def describe_missing(steps: Mapping[int, int], where: str = "another machine") -> str:
-    """Say which ranks are not started again, `steps` by rank, and why."""
+def describe_held(steps: Mapping[int, int | None], where: str = "") -> str:
+    """Say which ranks are held, `steps` by rank, and on which machine their checkpoints are."""
     ranks = ", ".join(f"{rank} (step {step})" for rank, step in steps.items())
     return (
-        f"the newest checkpoints of ranks {ranks} lie on {where}, which does not lead now: none of "
-        "them is started again until it has saved here or that machine leads again"
+        f"held: the newest checkpoints of ranks {ranks} lie on {where or 'another machine'}, which "
+        "is away; they go on once it leads again, or has a copy here"
     )
 
 

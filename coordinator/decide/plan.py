@@ -12,8 +12,8 @@ from coordinator.decide import actions, liveness, plan_pool
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import (
     describe_export,
+    describe_held,
     describe_late_agent,
-    describe_missing,
     describe_recovery,
     describe_stop,
 )
@@ -318,8 +318,8 @@ def _going_status(snapshot: JobSnapshot, now: float) -> SetStatus:
         return of_pool
     ranks = [rank for rank in snapshot.in_service if snapshot.is_needed(rank)]
     for rank in ranks:
-        if rank.is_down and snapshot.is_held(rank):
-            words = describe_missing(snapshot.missing_steps)
+        if rank.is_down and snapshot.is_held(rank) and any(snapshot.held.values()):
+            words = describe_held(snapshot.held)
             return SetStatus(status=JobStatus.RECOVERING, reason=Reason.HOST_LOST, message=words)
         if rank.trouble is not None:
             return SetStatus(

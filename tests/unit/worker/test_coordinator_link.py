@@ -228,6 +228,14 @@ def sealed(wire: Wire, request: pytest.FixtureRequest) -> Wire:
     return wire
 
 
+def test_an_agent_speaks_in_clear_with_one_that_is_here_now(wire: Wire) -> None:
+    wire.link = wire.link_to(wire.address)
+    assert wire.link.connect()
+    wire.link.send(HELLO)
+    coordinator, session = opened(wire)
+    assert list(map(decode_agent_message, collect(wire, coordinator, session, 1))) == [HELLO]
+
+
 def agree(
     wire: Wire, *, token: str = HELLO.token, is_sealed: bool = True
 ) -> tuple[socket.socket, Answerer]:
