@@ -3,7 +3,6 @@
 import json
 import shutil
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,7 +64,6 @@ def test_training_goes_on_under_another_machine(cluster: Cluster, machines: list
     await_value(lambda: common_step(cluster, second, job) > 20, shown)
     step = max(each["step"] or 0 for each in cluster.ask(second, f"/jobs/{job}/summary")["workers"])
     leader.power_off()
-    began = time.monotonic()
     move_rows(cluster, leader, second)
 
     def has_new_step() -> bool:
@@ -75,12 +73,9 @@ def test_training_goes_on_under_another_machine(cluster: Cluster, machines: list
             return False
 
     await_value(has_new_step, lambda: "", 60)
-    print("NEW COMMON STEP after", time.monotonic() - began)
-    try:
-        assert cluster.result(last, second, job) == digest
-    finally:
-        print(shown())
-    assert "FAILED" not in shown(), shown()
+    assert cluster.result(last, second, job) == digest
+    assert shown().count("the requested checkpoint of step") == 1, shown()
+    assert (second.directory / "node" / "jobs" / job / "logs").is_dir(), "the logs are there"
 
 
 COMMAND = "import time\nwhile True: time.sleep(1)"
@@ -131,16 +126,10 @@ def test_ranks_that_train_alone_run_on_or_are_held(cluster: Cluster, machines: l
             bool(found["pid"]) and found["node"] != leader.name and status["status"] == "RECOVERING"
         )
 
-    try:
-        await_value(is_replaced, shown, 100)
-        for job in both:
-            now = {
-                each["rank"]: each["pid"] for each in workers(job) if each["rank"] in before[job]
-            }
-            assert now == before[job], shown()
-        held = {each["rank"]: each for each in workers(alone)}[lost[alone]]
-        assert held["pid"] is None, held
-        assert f"ranks {lost[alone]} (step" in shown(), shown()
-    finally:
-        print(shown())
-        print(cluster.ask(second, f"/jobs/{alone}/summary"))
+    await_value(is_replaced, shown, 100)
+    for job in both:
+        now = {each["rank"]: each["pid"] for each in workers(job) if each["rank"] in before[job]}
+        assert now == before[job], shown()
+    held = {each["rank"]: each for each in workers(alone)}[lost[alone]]
+    assert held["pid"] is None, held
+    assert f"ranks {lost[alone]} (step" in shown(), shown()
