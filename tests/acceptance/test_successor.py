@@ -133,3 +133,21 @@ def test_ranks_that_train_alone_run_on_or_are_held(cluster: Cluster, machines: l
     held = {each["rank"]: each for each in workers(alone)}[lost[alone]]
     assert held["pid"] is None, held
     assert f"ranks {lost[alone]} (step" in shown(), shown()
+
+
+def test_ranks_beside_a_dead_leader_go_on_under_the_next(
+    cluster: Cluster, machines: list[Host]
+) -> None:
+    leader = cluster.leader()
+    second, last = (each for each in machines if each is not leader)
+    names = {machine.name for machine in machines}
+    job = cluster.submit(last, epochs=30)
+    shown = lambda: cluster.muster(last, "events", job)  # noqa: E731
+    await_value(lambda: cluster.nodes_of(second, job) == names, shown)
+    cluster.nodes.kill(leader)
+    move_rows(cluster, leader, second)
+    cluster.nodes.start(leader)
+    cluster.complete(last, job)
+    cluster.muster(last, "audit", job)
+    logs = [each.name for each in (second.directory / "node" / "jobs" / job / "logs").iterdir()]
+    assert {f"rank_0000{rank}.000.log" for rank in range(6)} <= {*logs}, (logs, shown())
