@@ -127,6 +127,8 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
 
     data_dir: str
     home: str
+    epoch: int = 0
+    """Of the lease of the coordinator that sends them."""
 
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True, tag="relay"):
