@@ -58,6 +58,7 @@ _PEERS: Final[Mapping[str, Column]] = {
     "STATE": "condition",
     "ROUND TRIP": _latency,
     "UPTIME": lambda row: f"{row['uptime_ratio']:.1%}",
+    "ROWS": lambda row: "all" if row["has_rows"] else None,
 }
 
 

@@ -135,21 +135,22 @@ def _listen(port: int) -> socket.socket:
 def leave() -> None:
     """Have this machine leave its cluster: its ranks save, and the node ends.
 
-    Its jobs go on elsewhere. The machine that founded the cluster leaves last, as it has the rows.
+    Its jobs go on elsewhere, and another machine leads. The last one leaves with the jobs.
     """
     files = DataDir(service_settings().data_dir)
-    own = files.node_key.exists() and node_id(files.node_key)
-    members = read_members(files.nodes)
-    others = [each.name for each in (members.nodes if members else ()) if each.node_id != own]
-    if others:
-        raise MusterError(
-            f"this machine has the jobs of the cluster, and these members: {', '.join(others)}; "
-            "type muster node leave there, or muster node forget NAME here for one that is gone"
-        )
     record = read_record(files)
     if record is not None and record.node_port is not None:  # else it is a `muster up`
         say("the node of this machine ends …")
         end_detached(record)
+    own = files.node_key.exists() and node_id(files.node_key)
+    members = read_members(files.nodes)  # none once it has said goodbye
+    others = [each.name for each in (members.nodes if members else ()) if each.node_id != own]
+    if others:
+        raise MusterError(
+            f"no other machine has all jobs of the cluster now, or none leads: start muster node "
+            f"here and on {', '.join(others)}, or type muster node forget NAME for one that is "
+            "gone; then again"
+        )
     for file in (files.cluster_record, files.founder_mark, files.nodes):
         file.unlink(missing_ok=True)
     say("this machine belongs to no cluster now; its secret and its jobs stay")

@@ -86,6 +86,8 @@ class JobTable:
         self.former = ""
         """The id of the node whose coordinator had the lease before us, if it was another one."""
         self.refusals: Mapping[str, str] = {}
+        self.minority: Callable[[], str] = str
+        """Returns why only jobs run that two parts of a divided cluster may run; "" if all do."""
         """By host, why no agent can be started there: a job that waits says so."""
         # Of the members of a group the first one saves.
         own_first = sorted(cluster.nodes, key=lambda node: node.transport != "local")
@@ -174,6 +176,11 @@ class JobTable:
         ]
         self._place_lost(now)
         self._look_for_checkpoints(now)
+        if why := self.minority():
+            for job in waiting:
+                if job.snapshot.spec.needs_majority and job.snapshot.message != why:
+                    self._keep_waiting(job, why, now)
+            waiting = [job for job in waiting if not job.snapshot.spec.needs_majority]
         if not waiting:
             return
         wanted = [job.snapshot for job in waiting]
@@ -184,8 +191,11 @@ class JobTable:
                 job.decide(places, now)
                 job.decide(plan(job.snapshot, now.monotonic), now)  # one commit, for its agents too
             elif job.snapshot.message != places:
-                reason = Reason.WAITING_FOR_SLOTS
-                job.decide([SetStatus(status=JobStatus.QUEUED, reason=reason, message=places)], now)
+                self._keep_waiting(job, places, now)
+
+    def _keep_waiting(self, job: TrackedJob, why: str, now: Moment) -> None:
+        reason = Reason.WAITING_FOR_SLOTS
+        job.decide([SetStatus(status=JobStatus.QUEUED, reason=reason, message=why)], now)
 
     def _room(self) -> tuple[Sequence[JobSnapshot], Cluster, Mapping[str, str]]:
         """Return the jobs that may hold slots, and where others may be."""

@@ -124,6 +124,7 @@ class Service:
             names=names,
             is_at_home=self._settings.nodes is not None,
         )
+        self._jobs.minority = lambda: self._cluster.members.minority
 
     async def run(self) -> None:
         """Serve until a signal ends it. Raises `LeaseLost` if another coordinator took over."""

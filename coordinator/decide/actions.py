@@ -201,7 +201,11 @@ class LeaveRequested(_Value, frozen=True):
 
 
 class Interrupted(_Value, frozen=True):
-    """The service shuts down: ranks save and exit, the job goes back to the queue."""
+    """Ranks save and exit, and the job goes back to the queue: the service shuts down, or `why`."""
+
+    why: str = ""
+    grace_seconds: float | None = None
+    """None for that of the job."""
 
 
 class LoopStalled(_Value, frozen=True):

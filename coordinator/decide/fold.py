@@ -56,9 +56,10 @@ def fold(  # noqa: C901, PLR0911, PLR0912  one case for each kind of observation
             return snapshot.with_agent(replace(agent, logs=logs))
         case actions.StopRequested(request=request, grace_seconds=grace):
             return replace(snapshot, end=snapshot.end.request(request, now, grace))
-        case actions.Interrupted():
-            grace = snapshot.spec.stop_grace_seconds
-            return replace(snapshot, end=snapshot.end.move(EndKind.INTERRUPTED, now, grace))
+        case actions.Interrupted(why=why, grace_seconds=grace):
+            grace = snapshot.spec.stop_grace_seconds if grace is None else grace
+            end = snapshot.end.move(EndKind.INTERRUPTED, now, grace)
+            return replace(snapshot, end=replace(end, interruption=why))
         case actions.LoopStalled(seconds=seconds):
             end = replace(snapshot.end, ends_at=snapshot.end.ends_at + seconds)
             return fold_agent.note_stall(replace(snapshot, end=end), seconds, now)

@@ -284,7 +284,8 @@ def _last_status(snapshot: JobSnapshot) -> SetStatus | None:
         return SetStatus(
             status=JobStatus.QUEUED,
             reason=Reason.INTERRUPTED,
-            message="the service was shut down; the job resumes at the next start",
+            message=end.interruption
+            or "the service was shut down; the job resumes at the next start",
         )
     return None
 
@@ -303,7 +304,8 @@ def _ending_status(snapshot: JobSnapshot) -> SetStatus | None:
         return None
     if snapshot.status is JobStatus.QUEUED:
         return _same_status(snapshot)  # nothing runs, so there is no STOPPING in between
-    message = "the service is shutting down; ranks are saving and exiting"
+    why = end.interruption or "the service is shutting down"
+    message = f"{why}; ranks are saving and exiting"
     if end.failure is not None:
         # Durable with the status, so that a successor does not restart a job that failed for good.
         message = end.failure.message

@@ -81,6 +81,19 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
             if node.is_leaving or not node.is_linked
         }
 
+    @property
+    def minority(self) -> str:
+        """Why only jobs with the same bits everywhere may run; "" with a majority."""
+        if self.has_majority or not self.has_copies:
+            return ""
+        names = self.names
+        away = ", ".join(names[node.node_id] for node in self.nodes if not node.is_linked)
+        return (
+            "waits for a majority of the machines, as others may run it, too: "
+            f"{away or 'some of them'} cannot be reached; start muster node there, or type "
+            "muster node forget NAME"
+        )
+
     def find(self, node_id: str) -> MemberNode | None:
         return next((node for node in self.nodes if node.node_id == node_id), None)
 

@@ -62,6 +62,8 @@ class PeerStatus(Member, frozen=True, kw_only=True):
     latency_ms: float | None
     """The moving average of round trips."""
     uptime_ratio: float
+    has_rows: bool
+    """Whether it leads, or has all rows of the node that leads."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -434,7 +436,8 @@ class Node:
 
     def _peer_status(self, peer: Peer) -> PeerStatus:
         health = self._network.health.peers[peer.process_id]
-        latency = health.latency_seconds
+        latency, copy = health.latency_seconds, peer.hello.copy
+        leads = peer.node_id == self._election.master and self.is_node(peer)
         return PeerStatus(
             **msgspec.structs.asdict(peer.member),
             machine=peer.hello.machine,
@@ -443,6 +446,7 @@ class Node:
             condition=health.condition,
             latency_ms=None if latency is None else latency * 1e3,
             uptime_ratio=health.uptime_ratio,
+            has_rows=leads or (copy is not None and copy.is_live),
         )
 
 

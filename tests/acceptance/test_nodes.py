@@ -77,6 +77,47 @@ def test_a_node_that_ends_is_drained_and_comes_back(cluster: Cluster, machines: 
     assert "given up" not in shown(), shown()
 
 
+def test_the_leader_is_switched_off_and_comes_back(
+    cluster: Cluster, machines: list[Host]
+) -> None:
+    leader = cluster.leader()
+    first, last = (each for each in machines if each is not leader)
+    digest = cluster.result(first, leader, cluster.submit(first, sleep_sec=0))
+    names = {machine.name for machine in machines}
+    job = cluster.submit(first, sleep_sec=0.3)
+    shown = lambda: cluster.muster(first, "events", job)  # noqa: E731
+    step = lambda: cluster.ask(last, f"/jobs/{job}/summary")["step"]  # noqa: E731
+    await_value(lambda: cluster.nodes_of(first, job) == names, shown)
+    await_value(lambda: cluster.has_copies(leader), shown)
+    leader.power_off()
+    second = cluster.leader(leader)
+    taken = step()
+    await_value(lambda: step() > taken + 3, shown)
+    leader.power_on()
+    cluster.nodes.start(leader)
+    await_value(lambda: cluster.has_copies(second), shown)
+    assert cluster.leader() is second
+    assert cluster.result(leader, second, job) == digest
+    assert shown().count(f"{leader.name} and its ranks") == 1, shown()
+
+
+def test_a_leader_that_ends_hands_over(cluster: Cluster, machines: list[Host]) -> None:
+    leader = cluster.leader()
+    others = [each for each in machines if each is not leader]
+    job = cluster.submit(others[0], epochs=40)
+    shown = lambda: cluster.muster(others[0], "events", job)  # noqa: E731
+    names = {machine.name for machine in machines}
+    await_value(lambda: cluster.nodes_of(others[0], job) == names, shown)
+    await_value(lambda: cluster.has_copies(leader), shown)
+    assert cluster.nodes.stop(leader) == 0
+    assert not leader.processes(), "nothing is orphaned"
+    second = cluster.leader(leader)
+    hosts_shown = {each["host"] for each in cluster.ask(second, "/hosts")["hosts"]}
+    assert hosts_shown == names - {leader.name}
+    assert "given up" not in shown(), shown()
+    cluster.result(others[0], second, job)
+
+
 def test_a_script_runs_in_the_home_of_each_machine_that_has_it(
     cluster: Cluster, machines: list[Host]
 ) -> None:

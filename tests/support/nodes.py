@@ -168,9 +168,16 @@ class Cluster:
             if kind in ("", each["kind"])
         ]
 
-    def leader(self) -> Host:
-        """Return the host whose node leads, once it serves the cluster."""
-        master = self.nodes.await_master(self.nodes.hosts)
+    def has_copies(self, leader: Host) -> bool:
+        """Return whether all other nodes have the rows of the one that leads."""
+        peers = self.nodes.mesh(leader).peers
+        nodes = [peer for peer in peers if peer.machine is not None]
+        return len(nodes) == len(self.nodes.hosts) - 1 and all(peer.has_rows for peer in nodes)
+
+    def leader(self, former: Host | None = None) -> Host:
+        """Return the host whose node leads, once it serves the cluster; `former` is off."""
+        others = [host for host in self.nodes.hosts if host is not former]
+        master = self.nodes.await_master(others, former and self.nodes.ids[former])
         found = next(host for host in self.nodes.hosts if self.nodes.ids[host] == master)
         until = time.monotonic() + LIMIT_SECONDS
         while not self._is_served(found):

@@ -58,6 +58,7 @@ class JobEnd:
     ends_at: float = NEVER  # when ranks that still run are killed
     stop: StopRequest | None = None  # what a user has asked of the job, which may be ending already
     failure: JobFailure | None = None  # the first one
+    interruption: str = ""  # why, unless the service is shut down
     exporter: int | None = None
     """After the loop, the rank that exports the model: on its script the job waits."""
 

@@ -345,6 +345,14 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     labels: Annotated[dict[str, str], _doc("For people and their tools.")] = {}
 
     @property
+    def needs_majority(self) -> bool:
+        """Whether two parts of a divided cluster must not both run it.
+
+        Ranks that train together reach the same bits in each.
+        """
+        return self.mode != "synchronous" or self.bits == "any"
+
+    @property
     def earlier(self) -> ResumeFrom | None:
         """What `resume_from` means."""
         return None if self.resume_from is None else ResumeFrom.parse(f"{self.resume_from}")
