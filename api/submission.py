@@ -146,6 +146,9 @@ class Submitter:
         with refusing("resume_from"):
             stored = replace(stored, resume_from=_resume_point(resolved))
         remarks = [*_remarks(resolved, self.cluster, self.settings.slots), *remarks]
+        is_at_home = len(self.read_members().nodes) > 1
+        if is_at_home and spec.needs_majority and isinstance(resolved.checkpoint_dir, Path):
+            remarks += ["its checkpoints are on the machine that leads, without a second copy"]
         message = "; ".join(remarks) or None
         return Submission(job_id=job_id, spec=stored, message=message, shards=shards)
 

@@ -190,7 +190,8 @@ def doctor(*, names: tuple[str, ...], output: Output) -> None:
         from muster.mesh.doctor import examine  # noqa: PLC0415  needs zeroconf
 
         checks = asyncio.run(examine(own.network, [*own.announcer.heard.values()], names))
-    findings = []
+        status = ask_node(own, 0)
+    findings = [*findings_of_node(status)] if status else []
     for about, seen, fix, is_warning in checks:
         bad = Verdict.WARNING if is_warning else Verdict.PROBLEM
         findings.append(Finding(about, bad if fix else Verdict.OK, seen, fix))
@@ -198,6 +199,13 @@ def doctor(*, names: tuple[str, ...], output: Output) -> None:
     show(output, msgspec.to_builtins(findings), finding_lines(findings), faulty)
     if any(one.verdict is Verdict.PROBLEM for one in findings):
         sys.exit(ExitCode.FAILED)
+
+
+def findings_of_node(status: Status) -> Iterator[Finding]:
+    """Yield what a node has found by itself, as a disk that is full."""
+    for warning in status.warnings:
+        problem, _, fix = warning.rpartition(": ")
+        yield Finding(f"{status.host} node", Verdict.PROBLEM, problem or fix, fix)
 
 
 def _keep(text: str) -> DataDir:

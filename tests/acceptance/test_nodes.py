@@ -77,9 +77,7 @@ def test_a_node_that_ends_is_drained_and_comes_back(cluster: Cluster, machines: 
     assert "given up" not in shown(), shown()
 
 
-def test_the_leader_is_switched_off_and_comes_back(
-    cluster: Cluster, machines: list[Host]
-) -> None:
+def test_the_leader_is_switched_off_and_comes_back(cluster: Cluster, machines: list[Host]) -> None:
     leader = cluster.leader()
     first, last = (each for each in machines if each is not leader)
     digest = cluster.result(first, leader, cluster.submit(first, sleep_sec=0))

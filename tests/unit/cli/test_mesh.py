@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from cli.checks.doctor import Verdict
 from cli.main import app
+from cli.mesh import findings_of_node
+from muster.mesh.node import Status
 from muster.mesh.secret import make_secret
 
 
@@ -98,3 +101,23 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, name: str) 
     assert (result.exit_code, result.stdout) == (1, "")
     assert f"muster.mesh needs {name}, which is not installed: pip install" in result.stderr
     assert "[home]" in result.stderr
+
+
+def test_the_doctor_repeats_what_a_node_has_found() -> None:
+    status = Status(
+        node_id="n-1",
+        host="desk",
+        state="idle",
+        master=None,
+        epoch=0,
+        may_lead=False,
+        ring=(),
+        peers=(),
+        links=(),
+        events=(),
+        counters={},
+        warnings=("/x cannot be written (No space left on device): make room there",),
+    )
+    (finding,) = findings_of_node(status)
+    assert (finding.about, finding.fix) == ("desk node", "make room there")
+    assert finding.verdict is Verdict.PROBLEM
