@@ -35,14 +35,20 @@ def guarded(
     tokens: TokenStore | None = None,
     *,
     require_token: bool = False,
+    is_copied: bool = True,
 ) -> ASGIApp:
     """Return the middleware of a service whose clients all have this user id."""
+
+    async def acknowledge() -> bool:
+        return is_copied
+
     middleware = AccessMiddleware(
         app,
         authenticator=make_authenticator(tokens or TokenStore(), require_token=require_token),
         limiter=RateLimiter(per_second=1, at_once=2, monotonic=lambda: 0.0),
         hosts=["muster.example"],
         requests=Counter(),
+        acknowledge=acknowledge,
     )
     return sent_by(uid, middleware)
 
