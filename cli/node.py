@@ -77,9 +77,11 @@ def node(ctx: click.Context, *, found: bool) -> None:
 
 
 async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
+    from cli.services.copies import RowCopy  # noqa: PLC0415  as `Mesh`
     from cli.services.node_services import (  # noqa: PLC0415  as `Mesh`
         NodeServices,
         drain,
+        hand_over,
         node_environment,
         take_part,
     )
@@ -94,15 +96,23 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
         has_secret_file=not os.environ.get(KEY_VARIABLE),
         earlier=_earlier_jobs(files),
     )
-    services = NodeServices(node_environment(os.environ, files), url)
+    own_files = files if settings.database_url is None else None  # a server needs no copies
+    services = NodeServices(node_environment(os.environ, files), url, files=own_files)
     part = take_part(network, files, founding, services, listening, settings.slots)
+    copy = RowCopy(network, part, files.database, lambda: not services.is_writing)
+    copying = asyncio.create_task(copy.run() if own_files else asyncio.sleep(0))
     write_record(files, ServiceRecord(url=url, process=this_process(), node_port=network.port))
     name = f"{network.hello.host} is node {network.node_id}"
     say(f"{name}; see the others with muster mesh, end it with Ctrl-C")
     await services.run(lambda: not network.is_alive)
+    if network.is_alive and part.leads:
+        await hand_over(network, part, services)
     await services.end()
     if network.is_alive and not part.leads and part.cluster is not None:
         await drain(network, files)
+        await copy.end(copying)
+        if part.master is not None:
+            files.nodes.unlink(missing_ok=True)  # it says goodbye now, and has to come back
     if part.leads:
         say("unfinished jobs of the cluster go on at the next: muster node")
     if not network.is_alive:

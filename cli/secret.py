@@ -11,7 +11,6 @@ import msgspec
 from cli.node import ask_leader
 from cli.output import Group, Output, output_option, show
 from cli.services.record import service_settings
-from muster.cluster.identity import node_id
 from muster.contracts.errors import MusterError
 from muster.contracts.settings.paths import DataDir
 from muster.runtime.secrets import SecretStore
@@ -69,8 +68,7 @@ def remove_secret(name: str) -> None:
 class _LeaderSecrets:
     """A `SecretStore` without `read`, on the node that leads. All raise `MusterError`."""
 
-    def __init__(self, leader: str) -> None:
-        self.place = f"on {leader}, which leads"
+    place = "by the node that leads, with copies on those that may lead later"
 
     def put(self, name: str, text: str) -> None:
         self._ask(name=name, text=text.encode(errors="surrogateescape"))
@@ -100,7 +98,6 @@ def _secrets() -> SecretStore | _LeaderSecrets:
     if files.cluster_record.exists():
         from muster.mesh.founding import read_cluster  # noqa: PLC0415  as above
 
-        record = read_cluster(files.cluster_record)
-        if record is not None and record.founder != node_id(files.node_key):
-            return _LeaderSecrets(record.name)
+        if read_cluster(files.cluster_record) is not None:
+            return _LeaderSecrets()
     return SecretStore(files.secrets)

@@ -4,7 +4,9 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from signal import SIGCHLD
 from types import MappingProxyType
 from typing import Final, TypeVar
@@ -15,6 +17,7 @@ from msgspec.structs import asdict
 from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.decide import actions, placement
 from coordinator.decide.actions import SetStatus
+from coordinator.decide.events import describe_held
 from coordinator.decide.plan import plan
 from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
 from coordinator.launchers.launcher import AgentProcess
@@ -28,15 +31,18 @@ from coordinator.restore import JobRows, snapshot_of
 from coordinator.series import JobSeries
 from coordinator.tracked_job import TrackedJob
 from database.engine import Database
-from database.errors import DatabaseUnavailable
+from database.errors import CheckpointPending, DatabaseUnavailable, JobMissing, JobOver
 from database.history import History
 from database.jobs import Jobs
 from database.records import Job, RankRecord
+from muster.checkpoints.errors import CheckpointError
 from muster.checkpoints.local import LocalFileSystem, replace_file
+from muster.checkpoints.store import open_store
 from muster.cluster.description import Cluster
 from muster.contracts.job.status import JobStatus, JobUid, Reason, StopRequest
+from muster.contracts.location import parse_location
 from muster.contracts.rank import ProcessState
-from muster.contracts.settings.paths import DataDir, JobFiles
+from muster.contracts.settings.paths import DataDir, JobFiles, checkpoints_of_job, rank_place
 from muster.host.code import read_code, script_of
 from muster.host.processes import is_running, send_signal
 from muster.runtime.exit_report import find_exit_record
@@ -62,10 +68,12 @@ class JobTable:
         cluster: Cluster,
         node: str,
         names: Mapping[str, str] = MappingProxyType({}),
+        is_at_home: bool = False,
     ) -> None:
         """`node` is the id of this host: rows from before there was a cluster file name it so.
 
-        `names` has what people call a host, if not as the cluster does.
+        `names` has what people call a host, if not as the cluster does. `is_at_home`: another host
+        may have led before, and have checkpoints that this one lacks.
         """
         self.tracked: dict[JobUid, TrackedJob] = {}
         self._database = database
@@ -73,7 +81,10 @@ class JobTable:
         self._jobs = Jobs(database)
         self._history = History(database)
         self._cluster = cluster
-        self._snapshot_of = partial(snapshot_of, node=node)
+        self._node = node
+        self._is_at_home = is_at_home
+        self.former = ""
+        """The id of the node whose coordinator had the lease before us, if it was another one."""
         self.refusals: Mapping[str, str] = {}
         """By host, why no agent can be started there: a job that waits says so."""
         # Of the members of a group the first one saves.
@@ -109,16 +120,13 @@ class JobTable:
         Ranks without an agent run on and wait for the next one. Where no rank lives, the remaining
         processes are ended.
         """
+        if self.former:
+            await wait_for_database(lambda: asyncio.to_thread(self._request_checkpoints))
         unfinished = await wait_for_database(lambda: asyncio.to_thread(self._jobs.unfinished))
         # A queued job has no processes.
         started = [row for row in unfinished if row.status is not JobStatus.QUEUED]
         found = await wait_for_database(lambda: asyncio.to_thread(self._with_ranks, started))
-        searches = (
-            lifecycle.find(
-                self._snapshot_of(rows, now, hosts=self._hosts_of(rows.job)), rows.agents
-            )
-            for rows in found
-        )
+        searches = (lifecycle.find(self._snapshot_of(rows, now), rows.agents) for rows in found)
         for rows, agents in zip(found, await asyncio.gather(*searches), strict=True):
             self.tracked[rows.job.uid] = self._inherit(rows, agents, now)
         jobs = list(self.tracked.values())
@@ -165,6 +173,7 @@ class JobTable:
             if job.snapshot.status is JobStatus.QUEUED and not job.snapshot.is_ending
         ]
         self._place_lost(now)
+        self._look_for_checkpoints(now)
         if not waiting:
             return
         wanted = [job.snapshot for job in waiting]
@@ -218,7 +227,7 @@ class JobTable:
         self._rows = unfinished
         fresh = [row for row in unfinished if row.uid not in self.tracked]
         for rows in await asyncio.to_thread(self._with_ranks, fresh):
-            snapshot = self._snapshot_of(rows, now, hosts=self._hosts_of(rows.job))
+            snapshot = self._snapshot_of(rows, now)
             self.tracked[rows.job.uid] = _track(rows, snapshot, {}, now)
         for row in unfinished:
             _take_requests(self.tracked[row.uid], row, departures.get(row.job_id, ()), now)
@@ -231,6 +240,25 @@ class JobTable:
             name: AgentSnapshot(host=name, is_local=False, order=order)
             for order, name in enumerate(names)
         }
+
+    def _request_checkpoints(self) -> None:
+        """Have jobs whose ranks train together save here: the last saves may be elsewhere."""
+        for job in self._jobs.unfinished():
+            if job.spec.mode == "synchronous" and job.status is not JobStatus.QUEUED:
+                with suppress(CheckpointPending, JobMissing, JobOver):
+                    self._jobs.request_checkpoint(job.job_id)
+
+    def _look_for_checkpoints(self, now: Moment) -> None:
+        """Let ranks start whose newest checkpoint is on this host; an event names the others."""
+        for job in self.admitted():
+            snapshot = job.snapshot
+            if any(rank.is_down and snapshot.is_held(rank) for rank in snapshot.ranks):
+                held = _missing_steps(snapshot)
+                if held != snapshot.held:
+                    job.snapshot, job.has_news = replace(snapshot, held=held), True
+                    if held:
+                        where = self.former and snapshot.host_name(self.former)
+                        job.note("checkpoints_away", describe_held(held, where), now.wall)
 
     def _with_ranks(self, jobs: Sequence[Job]) -> list[JobRows]:
         if not jobs:
@@ -255,6 +283,23 @@ class JobTable:
             for job in jobs
         ]
 
+    def _snapshot_of(
+        self,
+        rows: JobRows,
+        now: Moment,
+        agents: Collection[str] = (),
+        living: Collection[int] = (),
+    ) -> JobSnapshot:
+        return snapshot_of(
+            rows,
+            now,
+            hosts=self._hosts_of(rows.job),
+            node=self._node,
+            agents=agents,
+            living=living,
+            former=self.former,
+        )
+
     def _inherit(self, rows: JobRows, agents: dict[str, AgentProcess], now: Moment) -> TrackedJob:
         """Return a job of the previous coordinator, with those of its agents that live."""
         files = self._files.job(rows.job.job_id)
@@ -268,8 +313,9 @@ class JobTable:
 
         alone = (rank for rank in rows.ranks if rank.host not in agents)
         living = [rank.rank for rank in alone if may_live(rank)]
-        hosts = self._hosts_of(rows.job)
-        snapshot = self._snapshot_of(rows, now, hosts=hosts, agents=agents, living=living)
+        snapshot = self._snapshot_of(rows, now, agents, living)
+        if self._is_at_home:
+            snapshot = replace(snapshot, held={rank.rank: None for rank in rows.ranks})
         return _track(rows, snapshot, agents, now)
 
 
@@ -300,6 +346,25 @@ def _track(
     alone = [row for row in rows.ranks if row.host not in agents]
     job.add_attempts(ended_attempt_rows(snapshot, alone, now))
     return job
+
+
+def _missing_steps(snapshot: JobSnapshot) -> dict[int, int]:
+    """Return the step of the newest checkpoint of each held rank for which it is not here."""
+    missing: dict[int, int] = {}
+    place = parse_location(snapshot.spec.checkpoint_dir or "")
+    if not isinstance(place, Path):
+        return missing
+    for number in snapshot.held:
+        own = checkpoints_of_job(place, snapshot.job_id)
+        if not snapshot.is_synchronous:
+            own = rank_place(own, number)
+        here = [-1]
+        with suppress(CheckpointError):  # it cannot be read, as by the rank
+            here += [name.step for name in open_store(own).names()]
+        step = snapshot.ranks[number].progress.last_checkpoint_step
+        if step is not None and step > max(here):
+            missing[number] = step
+    return missing
 
 
 def _take_requests(job: TrackedJob, row: Job, departures: Collection[int], now: Moment) -> None:

@@ -9,6 +9,7 @@ renew then.
 import asyncio
 import os
 import time
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -32,6 +33,17 @@ SLOW_READ_SECONDS: Final = 1.0
 _LOG: Final = structlog.get_logger("coordinator")
 
 
+def first_epoch(election_epoch: int, node: str) -> int:
+    """Return the first epoch of the leases of a node that was elected; 0 without an election.
+
+    No node elected earlier or later has one of the next 65,536, however old its rows are; nor one
+    that the other half of a household elected in the same epoch, but for one pair in 65,536.
+    """
+    return (
+        election_epoch << 32 | (zlib.crc32(node.encode()) & 0xFFFF) << 16 if election_epoch else 0
+    )
+
+
 @dataclass(slots=True, kw_only=True)
 class LeaseCandidate:
     """A process that wants to be the coordinator."""
@@ -42,6 +54,10 @@ class LeaseCandidate:
     address: str
     is_gone: Callable[[ProcessRecord], bool] = is_provably_gone
     clock: Callable[[], float] = time.monotonic
+    first_epoch: int = field(init=False, default=0)
+    """The least that the epoch of the lease may be."""
+    displaced: Lease | None = field(init=False, default=None)
+    """The lease from whose holder ours was taken; None if it was free."""
     may_wait: bool = field(init=False, default=True)
     """False to be cancelled instead of waiting for a live holder."""
     _seen: tuple[int, int] | None = field(init=False, default=None)
@@ -67,10 +83,12 @@ class LeaseCandidate:
             self._seen = None
         if holder is None or self.may_replace(holder):
             try:
-                take = partial(self.leases.take, displacing=holder)
-                return await asyncio.to_thread(take, self.owner, self.process, self.address)
+                take = partial(self.leases.take, displacing=holder, least_epoch=self.first_epoch)
+                lease = await asyncio.to_thread(take, self.owner, self.process, self.address)
             except LeaseLost:
                 return None  # another candidate was faster
+            self.displaced = holder
+            return lease
         self._wait_for(f"process {holder.process.pid} on {holder.process.node} coordinates")
         await wait_for_end(holder.process, POLL_SECONDS)
         return None

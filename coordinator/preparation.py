@@ -9,6 +9,7 @@ import msgspec
 from coordinator.decide.state.job_end import JobFailure
 from coordinator.tracked_job import TrackedJob
 from muster.cluster.requests import assignment_of
+from muster.contracts.agent import LOOPBACK
 from muster.contracts.host import HostFacts, common_environment
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import JobUid, Reason
@@ -33,14 +34,18 @@ class Unprepared(Exception):
         self.failure = failure
 
 
-def prepare(spec: JobSpec, settings: ServiceSettings) -> ResolvedSpec:
+def prepare(
+    spec: JobSpec, settings: ServiceSettings, *, is_start_here: bool = True
+) -> ResolvedSpec:
     """Return the job with its directories; create the synthetic data set if it trains on that.
 
     Blocks on the disk. Missing data or a missing directory fails the job here, with a sentence, and
-    not fifty times in a rank. Raises `Unprepared`.
+    not fifty times in a rank, unless no rank is about to start on this host. Raises `Unprepared`.
     """
     try:
         resolved = resolve(spec, settings, Path.cwd())
+        if not is_start_here:
+            return resolved
         if spec.command is None:  # a command knows itself which data it needs
             if resolved.dataset_dir == DataDir(settings.data_dir).synthetic_dataset:
                 ensure_synthetic(resolved.dataset_dir)
@@ -100,6 +105,9 @@ def agent_assignment(
     """Return the assignment of a job's next agent on a host, with that memory of its GPUs."""
     snapshot, agent = job.snapshot, job.snapshot.agents[host]
     endpoint = None if agent.is_local else settings.agent_endpoint
+    if settings.nodes is not None:
+        # Another node may lead next, so on this host, too, agents send their logs once it does.
+        endpoint = LOOPBACK, 0  # a launcher says where agents of other hosts connect
     order = JoinOrder(
         job_uid=snapshot.uid,
         host=host,

@@ -12,6 +12,7 @@ from typing import Final
 from coordinator.decide.events import describe_exit
 from coordinator.decide.fold_pool import keep_living, release_others
 from coordinator.decide.fold_rank import end_unobserved
+from coordinator.decide.liveness import FORMER_HOST_SECONDS, HOST_SILENCE_SECONDS
 from coordinator.decide.state.job import (
     LAST,
     AgentSnapshot,
@@ -46,6 +47,9 @@ COORDINATOR_RESTARTED: Final = AttemptEnd(
     message="was ended because its coordinator was restarted",
 )
 
+LEAP: Final = 1000
+"""Group rounds that are left out when another machine has led: more than any copy is behind."""
+
 _NOT_YET_RUN: Final = frozenset({JobStatus.QUEUED, JobStatus.STARTING})
 """In these a rank may be down without a failure."""
 
@@ -75,13 +79,14 @@ def snapshot_of(
     node: str,
     agents: Collection[str] = (),
     living: Collection[int] = (),
+    former: str = "",
 ) -> JobSnapshot:
     """Return the snapshot of a job that may use these `hosts`; `node` is the id of our own.
 
     `agents` are the hosts whose agent lives and is about to connect; it reports the ends of its
     ranks. On other hosts the ranks in `living` run without an agent; the next one reports what is
     not in the rows: heartbeats, readiness, ends. The next group round is for all, so the present
-    one is not restored.
+    one is not restored. `former` is another host, whose coordinator we have succeeded.
     """
     job, members = rows.job, rows.members
 
@@ -98,7 +103,11 @@ def snapshot_of(
         # A host that the cluster file has no more is one that does not answer. A row from before
         # there was a cluster file names this host by its id.
         unknown = AgentSnapshot(host=row.host, is_local=row.host == node, order=LAST)
-        known_agents[row.host] = _agent_of(row, hosts.get(row.host, unknown), agents, now)
+        agent = _agent_of(row, hosts.get(row.host, unknown), agents, now)
+        if row.host == former and job.spec.mode == "synchronous":
+            silent_seconds = HOST_SILENCE_SECONDS - FORMER_HOST_SECONDS
+            agent = replace(agent, seen_at=now.monotonic - silent_seconds)
+        known_agents[row.host] = agent
     ids = [rank.attempt.worker_id for rank in known if rank.attempt.worker_id is not None]
     pool = Pool(
         min_workers=job.spec.min_workers,
@@ -126,8 +135,9 @@ def snapshot_of(
             for number in range(max([job.world_size, *(number + 1 for number in ranks)]))
         ),
         pool=pool,
-        # The last coordinator may have announced one round more than it made durable.
-        group=GroupSnapshot(round=job.group_round and job.group_round + 1),
+        # The last coordinator may have announced one round more than it made durable. One on
+        # another host may have made more of them durable there than our copy of the rows shows.
+        group=GroupSnapshot(round=job.group_round and job.group_round + (LEAP if former else 1)),
         wanted_world_size=job.world_size,
         wanted_hosts=job.wanted_hosts,
         pause_requested=job.pause_request,

@@ -32,7 +32,7 @@ from coordinator.launchers.mesh import MeshNodes
 from coordinator.launchers.remote import CommandLauncher, CommandLaunchers
 from coordinator.launchers.scheduler import SchedulerJobs, SchedulerProbe
 from coordinator.launchers.slurm import Slurm
-from coordinator.lease import LeaseCandidate
+from coordinator.lease import LeaseCandidate, first_epoch
 from coordinator.loop import CoordinatorLoop
 from database.engine import Database
 from database.errors import DatabaseUnavailable
@@ -49,12 +49,13 @@ from muster.contracts.errors import InvalidEnvironment, MusterError
 from muster.contracts.host import HostFacts
 from muster.contracts.job.engine import SCHEDULERS, engine_row
 from muster.contracts.messages.assignment import CoordinatorAddress
+from muster.contracts.rank import ProcessRecord
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import ServiceSettings
 from muster.contracts.settings.variables import RANK_PORTS
 from muster.host.addresses import publish_address, read_coordinator_address
 from muster.host.limits import ShellLimits
-from muster.host.processes import this_process, unblock_sigint
+from muster.host.processes import is_provably_gone, this_process, unblock_sigint
 from muster.host.trace import stamp
 from muster.links.serving import listen
 
@@ -113,9 +114,15 @@ class Service:
         cluster, names = self._cluster(), self._cluster.members.names
         self._nodes = cluster.nodes
         self._absences = self._cluster.members.absences
+        self._epoch = self._cluster.members.epoch
         self._other_nodes = [node for node in self._nodes if node.transport != "local"]
         self._jobs = JobTable(
-            self._database, self._data, cluster=cluster, node=self._name, names=names
+            self._database,
+            self._data,
+            cluster=cluster,
+            node=self._name,
+            names=names,
+            is_at_home=self._settings.nodes is not None,
         )
 
     async def run(self) -> None:
@@ -131,8 +138,19 @@ class Service:
 
         if self._database.listen(wake):
             address = ""
+        own = this_process()
+
+        def is_gone(holder: ProcessRecord) -> bool:
+            """Return whether it is dead. The rows of a household are on this machine alone."""
+            is_elsewhere = self._mesh is not None and holder.boot_id != own.boot_id
+            return is_elsewhere or is_provably_gone(holder)
+
         self._candidate = LeaseCandidate(
-            leases=self._leases, owner=uuid.uuid4().hex, process=this_process(), address=address
+            leases=self._leases,
+            owner=f"{self._name}/{uuid.uuid4().hex}",
+            process=own,
+            address=address,
+            is_gone=is_gone,
         )
         self._candidate.may_wait = not self._is_shutting_down
         self._winning = asyncio.ensure_future(self._win(self._candidate))
@@ -157,7 +175,12 @@ class Service:
     async def _win(self, candidate: LeaseCandidate) -> Lease:
         with suppress(DatabaseUnavailable):
             await asyncio.to_thread(self._jobs.warm_up)
-        return await candidate.win()
+        candidate.first_epoch = first_epoch(self._epoch, self._name)
+        lease = await candidate.win()
+        if self._mesh is not None and candidate.displaced is not None:
+            former = candidate.displaced.owner.partition("/")[0]
+            self._jobs.former = former if former != self._name else ""
+        return lease
 
     async def _serve(self, lease: Lease) -> None:
         stamp("lease won")
@@ -283,7 +306,7 @@ class Service:
         while self._mesh is not None and self._loop is not None:
             await asyncio.sleep(NODES_CHECK_SECONDS)
             if self._has_other_nodes():
-                _LOG.info("begins anew: other nodes are there now", action="nodes_changed")
+                _LOG.info("begins anew: the cluster is another one now", action="nodes_changed")
                 self._loop.hand_over()
                 return
             if (nodes := self._cluster().nodes) is not self._nodes:
@@ -294,12 +317,15 @@ class Service:
                 self._wake()
 
     def _has_other_nodes(self) -> bool:
-        """Return whether other nodes are in the cluster, wherever those listen that we know."""
+        """Return whether other nodes are in the cluster, wherever those listen that we know.
+
+        Also if this node leads in a later epoch: agents may have heard of one in between.
+        """
         known, there = (
             [dataclasses.replace(node, host=LOOPBACK) for node in nodes]
             for nodes in (self._nodes, self._cluster().nodes)
         )
-        return known != there
+        return known != there or self._epoch != self._cluster.members.epoch
 
     async def _addresses(self) -> dict[str, str]:
         """Return where the ranks of each host reach those of the others."""

@@ -42,10 +42,17 @@ class Leases:
             return _held(connection.execute(_ROW).one_or_none())
 
     def take(
-        self, owner: str, process: ProcessRecord, address: str, *, displacing: Lease | None
+        self,
+        owner: str,
+        process: ProcessRecord,
+        address: str,
+        *,
+        displacing: Lease | None,
+        least_epoch: int = 0,
     ) -> Lease:
         """Take the lease from the holder that was seen, or a free one (None), with a new epoch.
 
+        That is `least_epoch` at least: a copy of the rows may not show the last one that was used.
         Raises `LeaseLost` if the lease has changed since: the holder has renewed or released it, or
         another process was faster.
         """
@@ -55,7 +62,12 @@ class Leases:
             if _held(row) != displacing:
                 raise LeaseLost(_NAME, displacing.epoch if displacing else epoch)
             lease = Lease(
-                name=_NAME, epoch=epoch + 1, beat=0, owner=owner, process=process, address=address
+                name=_NAME,
+                epoch=max(epoch + 1, least_epoch),
+                beat=0,
+                owner=owner,
+                process=process,
+                address=address,
             )
             connection.execute(self._upsert, values_of(lease) | {"held": True})
         return lease

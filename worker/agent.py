@@ -149,7 +149,9 @@ class Agent:
         has_finished = self._helper is not None and self._helper.stop()
         kill_descendants()
         self._link.close()
-        are_logs_sent = has_finished and self._assignment.is_remote
+        # A coordinator that has taken over on this host keeps the logs of all hosts here.
+        has_left = self._assignment.is_remote and not self._link.is_on_this_host
+        are_logs_sent = has_finished and has_left
         if are_logs_sent and self._is_dismissed and not self._ranks.is_replaced:
             shutil.rmtree(self._files.root, ignore_errors=True)
         return self._exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -10,19 +11,21 @@ from math import inf
 from typing import BinaryIO, Final
 
 from cli.output import say
-from cli.services.cluster_secrets import serve_secrets
-from cli.services.processes import ServicePair
+from cli.services.cluster_secrets import ClusterSecrets
+from cli.services.processes import Service, ServicePair
 from cli.services.record import is_serving
 from cli.services.signals import ONE_REQUEST_SECONDS, call_at_signals
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import DEFAULT_HOST, TLS_CERTFILE, local_url
 from muster.host.ports import free_port
+from muster.host.processes import module_command
 from muster.mesh.founding import Founding
 from muster.mesh.network import Network
 from muster.mesh.node import Node
 from muster.mesh.orders import serve_orders
 from muster.mesh.relay import ApiRelay, Target
 from muster.mesh.roster import Role, Roster
+from muster.mesh.rows import serve_rows
 from muster.runtime.secrets import SecretStore
 
 POLL_SECONDS: Final = 0.05
@@ -35,6 +38,9 @@ PAUSE_SECONDS: Final = 2.0
 
 NOTICE_SECONDS: Final = 1.5
 """Until no rank is placed here any more, so that those which end now are started elsewhere."""
+
+SUCCESSOR_SECONDS: Final = 15.0
+"""For the election of another node that leads."""
 
 DRAIN_SECONDS: Final = 60.0
 """For the last checkpoints of ranks."""
@@ -55,10 +61,22 @@ class NodeServices:
     """What a node does with its services, from its start to its end."""
 
     def __init__(
-        self, environ: Mapping[str, str], url: str, output: BinaryIO | None = None
+        self,
+        environ: Mapping[str, str],
+        url: str,
+        output: BinaryIO | None = None,
+        *,
+        files: DataDir | None = None,
     ) -> None:
-        """`url` is where people reach the cluster on this machine; services write to `output`."""
+        """`url` is where people reach the cluster on this machine; services write to `output`.
+
+        With `files` other nodes get the rows of the database there.
+        """
         self._environ = environ
+        self._files = files
+        self._rows: Service | None = None
+        self._sending: asyncio.Task[int] | None = None
+        self._is_writing = False
         self._output = output
         self._url = url
         self._pair: ServicePair | None = None
@@ -73,6 +91,16 @@ class NodeServices:
     def port(self) -> int:
         """Where the API listens, while this node leads."""
         return int(self._environ["MUSTER_PORT"])
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether other nodes get the rows."""
+        return self._files is not None
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether the services of this node use the database."""
+        return self._is_writing
 
     def set_role(self, role: Role) -> None:
         """Take what the services are to do; for other threads."""
@@ -101,6 +129,12 @@ class NodeServices:
                 say("ranks checkpoint and exit … (Ctrl-C again kills the services at once)")
             await self._pair.end_coordinator()
             await self._pair.end_api()
+        await self._end_rows()
+
+    async def hand_over(self) -> None:
+        """End the services, while agents and ranks run on, as after `run`."""
+        if self._pair is not None:
+            await self._hand_over(self._pair)
 
     async def _follow_role(self) -> None:
         pair, role = self._pair, self._role
@@ -115,6 +149,7 @@ class NodeServices:
             self._pair = ServicePair(self._environ, self._output, is_standby=True)
         if role is Role.LEADS and self._pair is not None and not self._pair.has_begun:
             self._pair.start()
+            self._start_rows()
             self._announcement = asyncio.create_task(self._announce(self._pair))
 
     async def _hand_over(self, pair: ServicePair) -> None:
@@ -123,6 +158,23 @@ class NodeServices:
         if self._announcement is not None:
             self._announcement.cancel()
         await pair.hand_over()
+        await self._end_rows()
+
+    def _start_rows(self) -> None:
+        """Send the rows of the database to other nodes from now on."""
+        self._is_writing = True
+        if (files := self._files) is not None:
+            words = ["lead", str(files.database), str(files.replication_socket), str(files.nodes)]
+            command = module_command("database.replication", *words)
+            self._rows = Service("sender of rows", command, self._environ, self._output)
+            self._rows.has_served = True
+            self._sending = asyncio.create_task(self._rows.run())
+
+    async def _end_rows(self) -> None:
+        if self._rows is not None and self._sending is not None:
+            self._rows.end(signal.SIGTERM)
+            await self._sending
+        self._rows, self._is_writing = None, False
 
     async def _announce(self, pair: ServicePair) -> None:
         url = local_url(self._environ)
@@ -153,9 +205,10 @@ def take_part(
     `listening` is where people reach the cluster here; `slots` is how many ranks may run.
     """
     part = Node(network, files.election, say, founding=founding, slots=slots)
-    Roster(network, part, files.nodes, services.set_role)
+    Roster(network, part, files.nodes, services.set_role, has_copies=services.has_copies)
     serve_orders(network, files.root, lambda node: node == part.master)
-    serve_secrets(network, lambda: part.leads, SecretStore(files.secrets))
+    ClusterSecrets(network, part, SecretStore(files.secrets))
+    serve_rows(network, files.replication_socket, lambda: part.leads)
     ApiRelay(network, listening, lambda: _target(network, part, services.port))
     return part
 
@@ -172,8 +225,22 @@ def _target(network: Network, part: Node, own_port: int) -> Target:
             "this machine belongs to no cluster yet: start muster node where the secret was made, "
             "or muster node --found on one machine; if it runs there: muster mesh doctor"
         )
-    name = "this machine" if part.cluster.founder == network.node_id else part.cluster.name
-    return f"{name} has the jobs of the cluster, and does not lead now: is it on? See muster mesh"
+    return "no node leads the cluster now: wait some seconds, or see muster mesh"
+
+
+async def hand_over(network: Network, part: Node, services: NodeServices) -> None:
+    """Have another node lead, if one has all rows; agents and ranks run on."""
+    copies = [hello.copy for _, hello in network.hellos()]
+    if not any(copy is not None and copy.is_live for copy in copies):
+        return
+    say("another node takes over the jobs …")
+    network.do(part.resign)
+    await services.hand_over()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SUCCESSOR_SECONDS):
+            # Of the thread of the network: there is no event to wait for.
+            while part.master is None:  # noqa: ASYNC110
+                await asyncio.sleep(POLL_SECONDS)
 
 
 async def drain(network: Network, files: DataDir) -> None:

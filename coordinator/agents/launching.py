@@ -7,18 +7,19 @@ parent.
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from coordinator.decide.actions import CodeTaken, Observation, StartAgent
 from coordinator.decide.state.job import JobSnapshot
-from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher
+from coordinator.launchers.launcher import AgentProcess, AgentValues, Launcher, NotStarted
 from coordinator.launchers.remote import probe_file
 from coordinator.launchers.scheduler import SchedulerJobs, SchedulerLauncher
-from coordinator.preparation import agent_assignment, choose_kernels, prepare
+from coordinator.preparation import Unprepared, agent_assignment, choose_kernels, prepare
 from coordinator.tracked_job import TrackedJob
 from muster.contracts.host import HostFacts
 from muster.contracts.interpreter import is_compatible, release
@@ -70,8 +71,15 @@ class AgentStarter:
 
         Raises `Unprepared`, `NotStarted`, or OSError.
         """
-        if job.places is None or not job.snapshot.any_alive:  # living ranks have their places
-            await self.prepare(job)
+        # Living ranks have their places, but at home those of other machines prove nothing here.
+        is_at_home, is_here = self.settings.nodes is not None, job.snapshot.agents[host].is_local
+        if job.places is None or not job.snapshot.any_alive or (is_at_home and is_here):
+            try:
+                await self.prepare(job, is_start_here=is_here or not is_at_home)
+            except Unprepared as error:
+                if is_at_home and job.snapshot.spans_hosts:
+                    raise NotStarted(str(error)) from error  # other machines may have them
+                raise
         if self.facts is not None:
             await choose_kernels(job, self.facts)
         if job.snapshot.agents[host].is_wanted:
@@ -83,6 +91,14 @@ class AgentStarter:
             return None
         stamp("agent launched", job=job.snapshot.uid)
         return await self.launcher(job.snapshot, host).start(self.assignment(job, host))
+
+    async def adopt(self, job: TrackedJob) -> None:
+        """Have the places of a job that runs, and its directory, to which hosts send their logs."""
+        with suppress(Unprepared):  # only a start needs them
+            await self.prepare(job, is_start_here=False)
+        files = DataDir(self.settings.data_dir).job(job.snapshot.job_id)
+        with suppress(OSError):  # a full disk, or another job has it
+            await asyncio.to_thread(claim_directory, files, job.snapshot.uid)
 
     @asynccontextmanager
     async def joining(
@@ -120,9 +136,10 @@ class AgentStarter:
             return f"{request.node} has shown the token of {request.host}, which was used before"
         return ""
 
-    async def prepare(self, job: TrackedJob) -> None:
-        """Choose the places of a job. Raises `Unprepared`."""
-        job.places = await asyncio.to_thread(prepare, job.snapshot.spec, self.settings)
+    async def prepare(self, job: TrackedJob, *, is_start_here: bool) -> None:
+        """Choose the places of a job. Raises `Unprepared`, if a rank is to start here."""
+        choose = partial(prepare, is_start_here=is_start_here)
+        job.places = await asyncio.to_thread(choose, job.snapshot.spec, self.settings)
 
     def assignment(self, job: TrackedJob, host: str) -> AgentAssignment:
         """Return the assignment of the job's next agent on a host."""

@@ -85,10 +85,7 @@ class AgentLifecycle:
 
     async def adopt(self, job: TrackedJob) -> None:
         """Watch the agents that were found."""
-        try:
-            await self.starter.prepare(job)
-        except Unprepared as error:
-            self.observe(job.snapshot.uid, JobFailed(failure=error.failure))
+        await self.starter.adopt(job)
         for host in job.agents:
             self._run(self._attend(job, host, self._wait_for_end), job.snapshot.uid, host)
 

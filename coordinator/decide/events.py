@@ -5,7 +5,7 @@ a repeated message is one event.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from signal import SIGKILL
 from typing import Final
@@ -217,6 +217,15 @@ def _of_rank(snapshot: JobSnapshot, rank: int, kind: str, words: str) -> NewEven
 
 
 # Sentences
+
+
+def describe_held(steps: Mapping[int, int | None], where: str = "") -> str:
+    """Say which ranks are held, `steps` by rank, and on which machine their checkpoints are."""
+    ranks = ", ".join(f"{rank} (step {step})" for rank, step in steps.items())
+    return (
+        f"held: the newest checkpoints of ranks {ranks} lie on {where or 'another machine'}, which "
+        "is away; they go on once it leads again, or has a copy here"
+    )
 
 
 def excerpt(text: str) -> str:

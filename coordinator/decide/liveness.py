@@ -42,6 +42,9 @@ KILL_GRACE_SECONDS: Final = 10.0
 HOST_SILENCE_SECONDS: Final = 10.0
 """Silence after which a host is left out by ranks that train together: their group fences it."""
 
+FORMER_HOST_SECONDS: Final = 2.0
+"""The same for the host of a coordinator that this machine has succeeded: it is silent already."""
+
 HOST_LEASE_SECONDS: Final = 30.0
 """Silence after which any other ranks of a host are started elsewhere.
 

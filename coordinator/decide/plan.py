@@ -12,6 +12,7 @@ from coordinator.decide import actions, liveness, plan_pool
 from coordinator.decide.actions import Action, SetStatus
 from coordinator.decide.events import (
     describe_export,
+    describe_held,
     describe_late_agent,
     describe_recovery,
     describe_stop,
@@ -190,6 +191,7 @@ def _start_ranks(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         rank
         for rank in snapshot.ranks
         if rank.is_down and now >= rank.budget.start_at and snapshot.agent_of(rank).is_usable
+        if not snapshot.is_held(rank)
     )
     most = snapshot.pool.room if snapshot.is_synchronous else None
     yield from (actions.Start(rank=rank.rank) for rank in islice(due, most))
@@ -222,6 +224,8 @@ def _start_gang(snapshot: JobSnapshot, now: float) -> Iterator[Action]:
         return
     is_down = not snapshot.any_alive and any(rank.is_down for rank in snapshot.ranks)
     if not is_down or now < max(rank.budget.start_at for rank in snapshot.ranks):
+        return
+    if snapshot.is_held(snapshot.ranks[0]):
         return
     if snapshot.is_restore_known:
         yield from (actions.Start(rank=rank.rank) for rank in snapshot.ranks)
@@ -314,6 +318,9 @@ def _going_status(snapshot: JobSnapshot, now: float) -> SetStatus:
         return of_pool
     ranks = [rank for rank in snapshot.in_service if snapshot.is_needed(rank)]
     for rank in ranks:
+        if rank.is_down and snapshot.is_held(rank) and any(snapshot.held.values()):
+            words = describe_held(snapshot.held)
+            return SetStatus(status=JobStatus.RECOVERING, reason=Reason.HOST_LOST, message=words)
         if rank.trouble is not None:
             return SetStatus(
                 status=JobStatus.RECOVERING,

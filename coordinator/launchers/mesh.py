@@ -79,7 +79,7 @@ class MeshConnection:
     def shell(self, command: Sequence[str]) -> RemoteShell:  # noqa: ARG002  the node has its own
         """Return a shell at the place that `open` has read."""
         assert self._place is not None  # noqa: S101  it was opened
-        return LinkShell(self._place, self._nodes)
+        return LinkShell(self._place, self._nodes, self.address.number[0])
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -88,10 +88,10 @@ class MeshConnection:
 class LinkShell(RemoteShell):
     """Over a link to a node; a task carries the bytes."""
 
-    def __init__(self, place: tuple[str, int], nodes: MeshNodes) -> None:
+    def __init__(self, place: tuple[str, int], nodes: MeshNodes, epoch: int) -> None:
         super().__init__()
         self._error = ""
-        self._carrying = asyncio.get_running_loop().create_task(self._carry(place, nodes))
+        self._carrying = asyncio.get_running_loop().create_task(self._carry(place, nodes, epoch))
 
     def errors(self) -> str:
         return self._error
@@ -100,12 +100,12 @@ class LinkShell(RemoteShell):
         super().close()
         self._carrying.cancel()
 
-    async def _carry(self, place: tuple[str, int], nodes: MeshNodes) -> None:
+    async def _carry(self, place: tuple[str, int], nodes: MeshNodes, epoch: int) -> None:
         # Imported here: as the identity, which exists by now.
         from muster.mesh.messages import Attach  # noqa: PLC0415
         from muster.mesh.streams import open_stream, pump  # noqa: PLC0415
 
-        first = Attach(data_dir=str(nodes.data.root), home=nodes.home)
+        first = Attach(data_dir=str(nodes.data.root), home=nodes.home, epoch=epoch)
         with closing(self._theirs):
             try:
                 link = await open_stream(place, nodes.identity, first)

@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import quote
 from zlib import crc32
 
+import msgspec
 from msgspec.msgpack import decode, encode
 
 from database import HEAD
@@ -35,9 +36,11 @@ _MAJORITY: Final = (
 _INSERT: Final = "INSERT INTO outbox (number, epoch, has_majority, statements) VALUES (?, ?, ?, ?)"
 _PRUNE: Final = f"DELETE FROM outbox WHERE number <= ? AND number <> {_MAJORITY}"  # noqa: S608
 _POSITION: Final = f"""
-SELECT {_MAJORITY}, coalesce(epoch, 0), coalesce(number, 0),
-  coalesce((SELECT id FROM image), ''), version_num
-FROM alembic_version LEFT JOIN outbox ON number = (SELECT max(number) FROM outbox)
+SELECT coalesce(safe.epoch, 0), {_MAJORITY}, coalesce(newest.epoch, 0),
+  coalesce(newest.number, 0), coalesce((SELECT id FROM image), ''), version_num
+FROM alembic_version
+  LEFT JOIN outbox AS newest ON newest.number = (SELECT max(number) FROM outbox)
+  LEFT JOIN outbox AS safe ON safe.number = {_MAJORITY}
 """  # noqa: S608
 
 
@@ -72,9 +75,9 @@ def position_of(path: Path) -> Position | None:
 def _position(connection: sqlite3.Connection) -> Position:
     if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'outbox'").fetchone():
         return Position()  # of an earlier version, or empty: older than any copy
-    majority, epoch, number, image, revision = connection.execute(_POSITION).fetchone()
-    may_lead = revision <= HEAD  # an older schema is migrated
-    return Position(majority, epoch, number, image, may_lead, revision)
+    position = Position(*connection.execute(_POSITION).fetchone())
+    # An older schema is migrated.
+    return msgspec.structs.replace(position, may_lead=position.revision <= HEAD)
 
 
 def store(execute: Callable[[str, tuple[object, ...]], object], row: Row) -> None:

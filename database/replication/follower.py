@@ -2,9 +2,12 @@
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import file_digest
 from io import BufferedRandom, FileIO
 from pathlib import Path
+
+import msgspec
 
 from database.replication.copy import (
     append_log,
@@ -20,6 +23,7 @@ from database.replication.messages import (
     CHUNK_BYTES,
     Acknowledge,
     Chunk,
+    Current,
     Follow,
     Image,
     Row,
@@ -53,12 +57,15 @@ class Follower:
         for message in messages:
             if isinstance(message, Image):
                 self._image = message, new_file(self._path).open("w+b")
+            elif isinstance(message, Current):
+                self.report(is_current=True)
             elif isinstance(message, Chunk) and self._image:
                 self._add(*self._image, message.content)
 
-    def report(self) -> Position:
+    def report(self, *, is_current: bool = False) -> Position:
         """Report where the copy is, and return that."""
         position = position_of(self._path) or Position()
+        position = msgspec.structs.replace(position, is_current=is_current)
         self._report(position)
         return position
 
@@ -91,6 +98,7 @@ def follow(path: Path, source: FileIO, target: FileIO, report: Callable[[Positio
     Raises as `Follower`, and `WireError` and `MsgspecError` for what is no message.
     """
     follower, unpacker = Follower(path, target.write, report), Unpacker(ToOthers)
-    while data := source.read(CHUNK_BYTES):
-        follower.take(unpacker.feed(data))
+    with suppress(ConnectionError):  # an end as well
+        while data := source.read(CHUNK_BYTES):
+            follower.take(unpacker.feed(data))
     follower.report()

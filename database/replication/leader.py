@@ -17,6 +17,7 @@ from database.replication.messages import (
     CHUNK_BYTES,
     Answer,
     Chunk,
+    Current,
     Follow,
     Image,
     Row,
@@ -40,6 +41,8 @@ LARGE_CLUSTER: Final = 5
 """With so many members one follower is not enough: it may be off while the others elect."""
 
 _NOWHERE: Final = Follow("", 0, 0)
+
+_NEWEST: Final = "SELECT max(number) FROM outbox"
 
 _ROWS: Final = """
 SELECT number, epoch, has_majority, statements FROM outbox
@@ -75,7 +78,7 @@ class Leader:
         self._database = connect(path)
         self._followers: set[_Follower] = set()
         self._changed = asyncio.Event()
-        self._newest = 0
+        (self._newest,) = self._database.execute(_NEWEST).fetchone()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, of a follower or of a process that waits, to its end."""
@@ -100,7 +103,7 @@ class Leader:
     async def poll(self) -> None:
         """Notice rows that no one waits for, until cancelled. Raises `sqlite3.Error`."""
         while True:
-            self._note(*self._database.execute("SELECT max(number) FROM outbox").fetchone())
+            self._note(*self._database.execute(_NEWEST).fetchone())
             await asyncio.sleep(POLL_SECONDS)
 
     def _note(self, newest: int) -> None:
@@ -115,7 +118,9 @@ class Leader:
     def _mark(self, follower: _Follower, number: int) -> None:
         """Take that a follower has the rows up to this one."""
         follower.acknowledged = number
-        follower.is_current |= number >= self._newest
+        if number >= self._newest and not follower.is_current:
+            follower.is_current = True
+            follower.writer.write(pack(Current()))
         self._notify()
 
     async def _wait(self, number: int) -> bool:

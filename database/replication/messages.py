@@ -61,8 +61,12 @@ class Chunk(msgspec.Struct, frozen=True, tag=True):
     content: bytes
 
 
+class Current(msgspec.Struct, frozen=True, tag=True):
+    """The follower has every row that there is."""
+
+
 ToLeader: TypeAlias = Follow | Acknowledge | Wait
-ToOthers: TypeAlias = Row | Image | Chunk | Answer
+ToOthers: TypeAlias = Row | Image | Chunk | Current | Answer
 
 
 def pack(message: ToLeader | ToOthers) -> bytes:

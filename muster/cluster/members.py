@@ -1,4 +1,4 @@
-"""The nodes of a household, as the node that leads tells its services.
+"""The nodes of a household, as the node of this machine tells its services.
 
 It writes a file whenever one comes, goes or has another address; the services read it anew.
 """
@@ -44,14 +44,18 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
     """What the file holds; without a household nothing."""
 
     cluster_id: str = ""
+    epoch: int = 0
+    """Of the election; each leader has a greater one than those that it has heard of."""
+    has_majority: bool = True
+    """Whether more than half of the members answer, or half of them with the last leader."""
+    leader: str = ""
+    """The id of the node that has led with a majority last."""
+    has_copies: bool = False
+    """Whether other nodes get the rows."""
     nodes: tuple[MemberNode, ...] = ()
     ring: tuple[str, ...] = ()
     """The order in which groups of several nodes send to each other."""
     links: tuple[NodeLink, ...] = ()
-    epoch: int = 0
-    """Of the election that this leader has won."""
-    has_majority: bool = False
-    """Whether it reaches more than half of the nodes."""
 
     @property
     def cluster(self) -> Cluster:

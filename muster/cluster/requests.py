@@ -124,7 +124,9 @@ def assignment_of(
     """
     data, is_synchronous = DataDir(settings.data_dir), spec.mode == "synchronous"
     orphan_seconds, grace_seconds = settings.orphan_timeout_seconds, spec.stop_grace_seconds
-    if not (is_local or is_synchronous):
+    # Another node of a household may lead next.
+    stays_local = is_local and settings.nodes is None
+    if not (stays_local or is_synchronous):
         # They are replaced after their lease, see `coordinator.decide.liveness`.
         orphan_seconds = min(orphan_seconds, REMOTE_ORPHAN_SECONDS)
         grace_seconds = min(grace_seconds, REMOTE_GRACE_SECONDS)

@@ -10,15 +10,19 @@ class Position(msgspec.Struct, frozen=True, order=True):
     the newest one with a majority counts first.
     """
 
-    majority_number: int = 0
+    majority_epoch: int = 0
     """Of the newest row written while its leader had the majority."""
+    majority_number: int = 0
+    """The same."""
     epoch: int = 0
     """Of the newest row."""
     number: int = 0
     """Of the newest row; 0 without any."""
     image: str = ""
     """Copies of one image have equal rows up to the newest one that both have."""
-    may_lead: bool = True
-    """False for the schema of a later version, which this one cannot use."""
     revision: str = ""
     """Of the schema."""
+    may_lead: bool = True
+    """False for the schema of a later version, which this one cannot use."""
+    is_current: bool = False
+    """Whether rows come from the node that leads, and none is missing."""

@@ -28,7 +28,14 @@ DELAY_SECONDS: Final = 0.2  # from the loss of a master to the call
 COLLECTING_SECONDS: Final = 0.6  # for answers to a call: with 3 s, elections take more than 6 s
 QUESTION_SECONDS: Final = 0.5  # between two, while a node waits for a master
 AUDIENCE_LIMIT: Final = 16  # that are asked and told, at random; a beat goes to each node
+PATIENCE_SECONDS: Final = 2.0  # for the answer of each node but the lost master
+LOOK_SECONDS: Final = 0.1  # between two looks whether all have answered
 CLOCK_LIMIT_SECONDS: Final = 3600.0  # by which the clocks of two members may differ
+
+
+Rank: TypeAlias = tuple[tuple[int, int], tuple[int, int]]
+"""Which rows a node has: the last that was written with a majority, and the last. Each is an epoch
+and a number."""
 
 
 class Mastership(msgspec.Struct, frozen=True, array_like=True):
@@ -39,11 +46,12 @@ class Mastership(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     start: float
     beat: int  # counts the signs of life
+    majority: tuple[int, int] = (0, 0)  # of its last row that was written with a majority
 
     @property
-    def rank(self) -> tuple[float, str]:
+    def rank(self) -> tuple[tuple[int, int], float, str]:
         """The greater one leads."""
-        return -self.start, self.node
+        return self.majority, -self.start, self.node
 
     def is_of(self, other: "Mastership | None") -> bool:
         """Return whether both are of one session of one node."""
@@ -54,11 +62,11 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """How a node compares with others that would lead."""
 
     start: float  # of its session, in seconds since 1970 by the clock of the cluster
-    commands: int  # that it has seen: at an equal start, the more the better
+    copy: Rank
 
-    def rank(self, node: str) -> tuple[float, int, str]:
+    def rank(self, node: str) -> tuple[Rank, float, str]:
         """The greatest one leads."""
-        return -self.start, self.commands, node
+        return self.copy, -self.start, node
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
@@ -132,6 +140,9 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     clock: int = 0
 
 
+NO_ROWS: Final[Rank] = (0, 0), (0, 0)
+
+
 class Due(msgspec.Struct, frozen=True):
     """What the owner has to do, in this order."""
 
@@ -162,7 +173,7 @@ class Election:
         self.accepted: Mastership | None = None  # of another node, as heard last
         self.session = stored.session + 1
         self.clock = self.epoch = stored.clock  # the highest that was seen, and accepted
-        self.commands = 0  # that this node has seen; the owner counts
+        self.copy: Rank | None = NO_ROWS  # of this node; None while rows still come; by the owner
         self._own, self._chance, self._stored = own, chance, stored
         self._began_at, self._offset = now, wall - now
         self._may_lead = self._is_new = True
@@ -173,6 +184,9 @@ class Election:
         self._asked_at = self._heard_at = now
         self._call_nonce = self._beat_number = 0
         self._candidates: dict[str, Candidate] = {}  # that have answered the call
+        self._silent: set[str] = set()  # that have not
+        self._called_at = now
+        self._lost = ""  # the last master
         self._rival = ""  # the other master that the owner has heard of
         self._messages: list[tuple[str, ElectionMessage]] = []
         self._events: list[Event] = []
@@ -247,6 +261,7 @@ class Election:
         """Know no master, and campaign after silence, if at all."""
         if self.state is not State.IDLE:
             self._move(State.IDLE)
+        self._lost = self.accepted.node if self.accepted else ""
         self.accepted = None
         self._plan(now + SILENCE_SECONDS if self._may_lead else float("inf"), self._campaign)
 
@@ -273,16 +288,24 @@ class Election:
 
     def _call(self, now: float) -> None:
         """Ask for a master, and for better candidates."""
+        if self.copy is None:
+            self._plan(now + LOOK_SECONDS, self._call)
+            return
         self._candidates = {}
-        self._call_nonce, self._asked_at = self._nonce + 1, now
-        self._ask(self._audience(), now, self._candidate())
+        self._call_nonce, self._asked_at, self._called_at = self._nonce + 1, now, now
+        audience = self._audience()
+        self._silent = {*audience} - {self._lost}
+        self._ask(audience, now, self._candidate())
         self._plan(now + COLLECTING_SECONDS, self._decide)
 
     def _decide(self, now: float) -> None:
         """Lead, or wait for a better candidate that has answered."""
         own = self._candidate().rank(self._own)
         if any(other.rank(node) > own for node, other in self._candidates.items()):
-            self._plan(now - COLLECTING_SECONDS + SILENCE_SECONDS, self._time_out)
+            self._plan(self._called_at + SILENCE_SECONDS, self._time_out)
+            return
+        if self._silent & self._peers and now < self._called_at + PATIENCE_SECONDS:
+            self._plan(now + LOOK_SECONDS, self._decide)  # one of them may have newer rows
             return
         self._move(State.MASTER)
         self._rival = ""
@@ -319,9 +342,10 @@ class Election:
             if self.state is State.IDLE:
                 self._campaign(now)
             self._call(now)
-        self._report([node], now, ask.nonce)
+        if self.copy is not None or self.state is State.FOLLOWER:  # else soon: it asks again
+            self._report([node], now, ask.nonce)
 
-    def _is_needed(self, caller: tuple[float, int, str]) -> bool:
+    def _is_needed(self, caller: tuple[Rank, float, str]) -> bool:
         """Whether the caller will wait for this node, which has not called just now."""
         is_free = self.state in {State.IDLE, State.CAMPAIGNING} and self._step != self._decide
         return self._may_lead and is_free and self._candidate().rank(self._own) > caller
@@ -335,8 +359,10 @@ class Election:
     def _weigh(self, node: str, report: Report, now: float) -> None:
         """Follow, ask, or contradict."""
         asked_at = self._questions.get(report.nonce)
-        if asked_at is not None and report.nonce >= self._call_nonce and report.candidate:
-            self._candidates[node] = report.candidate
+        if asked_at is not None and report.nonce >= self._call_nonce:
+            self._silent.discard(node)
+            if report.candidate:
+                self._candidates[node] = report.candidate
         said, own = report.mastership, self._mastership()
         if said is None or said.node == self._own or said.session < self._sessions[said.node]:
             return
@@ -366,7 +392,12 @@ class Election:
         return own is None or said.rank > own.rank
 
     def _follow(self, said: Mastership, lived_at: float, now: float) -> None:
-        """Take a sign of life. A lower epoch than before is refused: its master hears our clock."""
+        """Take a sign of life. A lower epoch than before is refused: its master hears our clock.
+
+        So is a master that lacks acknowledged rows of this node, which leads then.
+        """
+        if self._may_lead and self.copy is not None and said.majority < self.copy[0]:
+            return
         old = self.accepted if said.is_of(self.accepted) else None
         if said.epoch < self.epoch or (old and (said.epoch, said.beat) <= (old.epoch, old.beat)):
             return
@@ -383,10 +414,11 @@ class Election:
         if self.state is not State.MASTER:
             return self.accepted
         start = self._candidate().start
-        return Mastership(self._own, self.session, self.epoch, start, self._beat_number)
+        majority = self._candidate().copy[0]
+        return Mastership(self._own, self.session, self.epoch, start, self._beat_number, majority)
 
     def _candidate(self) -> Candidate:
-        return Candidate(start=self._began_at + self._offset, commands=self.commands)
+        return Candidate(start=self._began_at + self._offset, copy=self.copy or NO_ROWS)
 
     def _audience(self) -> list[str]:
         nodes = sorted(self._peers)
@@ -402,7 +434,7 @@ class Election:
     def _report(self, nodes: Iterable[str], now: float, nonce: int = 0) -> None:
         head, said = self._head(now), self._mastership()
         age = now - self._heard_at if self.state is State.FOLLOWER else 0.0
-        own = self._candidate() if self._may_lead else None
+        own = self._candidate() if self._may_lead and self.copy else None
         report = Report(head=head, nonce=nonce, mastership=said, age_seconds=age, candidate=own)
         self._messages += [(node, report) for node in nodes]
 

@@ -4,8 +4,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from muster.cluster.members import MemberNode
 from muster.contracts.errors import WireError
-from muster.mesh.election import ElectionMessage
+from muster.mesh.election import ElectionMessage, Rank
 from muster.mesh.forming import FormingMessage
 from muster.mesh.topology import Link, Machine
 
@@ -18,6 +19,24 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The id of the node that has its rows."""
     name: str
     """Of the founder's machine."""
+
+
+class Copy(msgspec.Struct, frozen=True, kw_only=True):
+    """The copy of the cluster's rows that a node has, by the rows written last.
+
+    Each is an epoch and a number; that of a node that leads is above all others.
+    """
+
+    majority: tuple[int, int] = (0, 0)
+    """Of the last row that was written while its leader had a majority of the members."""
+    newest: tuple[int, int] = (0, 0)
+    is_live: bool = False
+    """Rows still come from a node that leads, and this copy has all."""
+
+    @property
+    def rank(self) -> Rank:
+        """The greatest one is the base of what follows."""
+        return self.majority, self.newest
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
@@ -44,6 +63,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """The digest of what a `muster run --peers` runs; None for any other process."""
     is_leaving: bool = False
     """No rank is to be started on this node any more."""
+    copy: Copy | None = None
+    """Of a node; None while it has no rows, or those of another release."""
 
     def relayed_by(self, seen: str) -> str:
         """Return a warning if its sender is seen elsewhere: a stranger may announce a relay."""
@@ -106,6 +127,8 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
 
     data_dir: str
     home: str
+    epoch: int = 0
+    """Of the lease of the coordinator that sends them."""
 
 
 class Relay(msgspec.Struct, frozen=True, kw_only=True, tag="relay"):
@@ -115,6 +138,17 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True, tag="relay"):
     """The user of the sender's node who connects, such as ``uid:1000``; None for any other."""
     home: str = ""
     """The home directory of that user."""
+
+
+class Rows(msgspec.Struct, frozen=True, kw_only=True, tag="rows"):
+    """The first message of a link over which a node gets the rows of the one that leads."""
+
+
+class Roll(msgspec.Struct, frozen=True, kw_only=True, tag="roll"):
+    """All members of a cluster, as the node that leads has them."""
+
+    nodes: tuple[MemberNode, ...]
+    has_majority: bool
 
 
 class Ring(msgspec.Struct, frozen=True, kw_only=True, tag="ring"):
@@ -134,8 +168,8 @@ class Note(msgspec.Struct, frozen=True, kw_only=True, tag="note"):
 
 
 HealthMessage: TypeAlias = Probe | ProbeFor | Reached
-NodeMessage: TypeAlias = ElectionMessage | Measured | Ring
-FirstMessage: TypeAlias = Hello | Bulk | Attach | Relay
+NodeMessage: TypeAlias = ElectionMessage | Measured | Ring | Roll
+FirstMessage: TypeAlias = Hello | Bulk | Attach | Relay | Rows
 Message: TypeAlias = FirstMessage | HealthMessage | Leave | OfGroup | NodeMessage | Note
 
 _decoder: Final = msgspec.msgpack.Decoder(Message)

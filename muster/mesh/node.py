@@ -34,7 +34,7 @@ from muster.mesh.election import (
 )
 from muster.mesh.founding import Founding
 from muster.mesh.identity import Member
-from muster.mesh.messages import ClusterRecord, Hello, Measured, Message
+from muster.mesh.messages import ClusterRecord, Copy, Hello, Measured, Message
 from muster.mesh.network import NAME_LIMIT, Network, Peer
 from muster.mesh.node_links import NodeLinks
 from muster.mesh.topology import Link, Machine
@@ -107,6 +107,8 @@ class Node:
         rows to keep. Raises `UnusableDirectory` if the file cannot be written.
         """
         self.founding = founding
+        self.is_member = False
+        """Whether the rows of this node are those of its cluster, if it has some."""
         self._network = network
         self._file = file
         self._tell = tell
@@ -119,6 +121,7 @@ class Node:
         self.links = NodeLinks(network, self._nodes)
         self._events: deque[Event] = deque(maxlen=EVENT_LIMIT)
         self._counts: Counter[str] = Counter()
+        self._has_resigned = False
         self._problems: list[str] = []
         """What is wrong with this node now."""
         self._told: set[str] = set()
@@ -151,9 +154,27 @@ class Node:
 
     @property
     def leads(self) -> bool:
-        """Whether this node leads, and has the rows of its cluster."""
-        is_founder = self.cluster is not None and self.cluster.founder == self._network.node_id
-        return is_founder and self._election.state is State.MASTER
+        """Whether this node leads a cluster."""
+        return self.cluster is not None and self._election.state is State.MASTER
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the master, as far as this node knows."""
+        return self._election.epoch
+
+    def resign(self) -> None:
+        """Lead no more, in the thread of the network."""
+        self._has_resigned = True
+        self._network.act()
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether this node may lead once its rows are the newest."""
+        founding, own = self.founding, self._network.node_id
+        if founding is None or self._network.hello.copy is not None:
+            return founding is None or self.is_member
+        alone_seconds = 0 if self._nodes else self._awake_at - self._began_at
+        return founding.may_lead(own, alone_seconds)
 
     @property
     def cluster(self) -> ClusterRecord | None:
@@ -179,7 +200,7 @@ class Node:
             state=election.state,
             master=election.master,
             epoch=election.epoch,
-            may_lead=self._may_lead(),
+            may_lead=self.has_rows and self._is_able(),
             ring=self.links.ring,
             peers=tuple(map(self._peer_status, peers)),
             links=tuple(self.links.known.values()),
@@ -229,7 +250,9 @@ class Node:
     def check(self) -> None:
         now = self._wake()
         self._say_clock(now)
-        self._election.permit(now, may_lead=self._may_lead())
+        copy = self._network.hello.copy or Copy()
+        self._election.copy = None if copy.is_live else copy.rank
+        self._election.permit(now, may_lead=self.has_rows and self._is_able())
         self._election.check(now)
         self._found()
         due = self._election.take()
@@ -316,13 +339,11 @@ class Node:
         own = self._time_of_day() - since_boot()
         return {node: clock - own for node, clock in self._clocks.items()}
 
-    def _may_lead(self) -> bool:
-        """Whether this node has the rows, a disk to remember by, and a clock that others share."""
-        alone_seconds = 0 if self._nodes else self._awake_at - self._began_at
-        founding, own = self.founding, self._network.node_id
-        has_rows = founding is None or founding.may_lead(own, alone_seconds)
-        is_able = self._unsaved is None and is_clock_credible(self._offsets_seconds().values())
-        return has_rows and is_able
+    def _is_able(self) -> bool:
+        """Whether this node has a disk to remember by, and a clock that others share."""
+        if self._has_resigned:
+            return False
+        return self._unsaved is None and is_clock_credible(self._offsets_seconds().values())
 
     def _found(self) -> None:
         """Begin a cluster if this node is the first that leads."""

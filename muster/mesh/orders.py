@@ -19,14 +19,20 @@ from muster.mesh.streams import pump
 def serve_orders(network: Network, data_dir: Path, leads: Callable[[str], bool]) -> None:
     """Take orders from the machine that leads; `leads` gets the id of a node.
 
-    Agents have their files in `data_dir`.
+    Agents have their files in `data_dir`. Once one came of a later lease, those of earlier ones are
+    refused: their coordinator was stopped, and has been succeeded.
     """
+    newest = 0
 
     async def serve(link: ServedLink, claim: Claim, first: Attach) -> None:
+        nonlocal newest
         host, master = network.hello.host, claim.node_id
         if network.hello.is_leaving:
             link.send(f"{host} leaves the cluster\n".encode())
+        elif first.epoch < newest:
+            link.send(f"{host} takes the orders of a later coordinator\n".encode())
         elif leads(master):
+            newest = first.epoch
             await _attach(link, data_dir, first)
         else:
             link.send(f"{host} does not know that {master} leads: see muster mesh\n".encode())

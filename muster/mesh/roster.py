@@ -1,7 +1,8 @@
-"""The members of the cluster, as the node that leads has them on its disk.
+"""The members of the cluster, as the node that leads has them on its disk, and says them to all.
 
 A node that is not linked stays a member: its machine may be off, and agents may run there. It goes
-when it says goodbye, which it does when it ends in order, or when a person has it forgotten.
+when it says goodbye, which it does when it ends in order, or when a person has it forgotten. Every
+member may lead later, so each keeps what was said last.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,8 @@ import msgspec
 from muster.cluster.members import MemberNode, Members, NodeLink, read_members, write_members
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import printable
-from muster.mesh.messages import ClusterRecord, Hello, Message
+from muster.host.processes import since_boot
+from muster.mesh.messages import ClusterRecord, Copy, Hello, Message, Roll
 from muster.mesh.network import NAME_LIMIT, Network, Peer
 from muster.mesh.node import Node
 
@@ -24,13 +26,19 @@ class Role(StrEnum):
     """What the services of a node do."""
 
     NONE = "none"
-    """Another node has the rows, or will have them."""
+    """This node has no copy of the rows."""
     STANDBY = "standby"
     LEADS = "leads"
 
 
 FORGET: Final = "forget"
 """The topic of notes that have the node that leads forget a member, by its name or id."""
+
+LAST: Final = 2**62
+"""The number of the last row of an epoch that goes on."""
+
+SILENCE_SECONDS: Final = 10.0
+"""A member that answers no probe for so long does not count for the majority."""
 
 
 class Roster:
@@ -42,15 +50,28 @@ class Roster:
         node: Node,
         file: Path,
         on_role: Callable[[Role], None],
+        *,
+        has_copies: bool = False,
     ) -> None:
-        """`on_role` is called in the thread of the network whenever the role changes."""
+        """`on_role` is called in the thread of the network whenever the role changes.
+
+        `has_copies` tells whether others get the rows.
+        """
+        self._has_copies = has_copies
         self._network = network
         self._node = node
         self._file = file
         self._on_role = on_role
         self._role: Role | None = None
         kept = read_members(file)
+        node.is_member = kept is not None
         self._written = kept
+        self._said: Roll | None = None
+        """By this node, while it leads."""
+        self._heard: Roll | None = None
+        """From the node that leads."""
+        self._leader = kept.leader if kept else ""
+        """The node that has led with a majority last."""
         self._members = {
             member.node_id: msgspec.structs.replace(member, is_linked=False)
             for member in (kept.nodes if kept else ())
@@ -60,11 +81,21 @@ class Roster:
         network.attach(self)
 
     def receive(self, peer: Peer, message: Message) -> None:
-        if isinstance(message, Hello):
-            self._note(peer)
+        match message:
+            case Hello():
+                self.renew(peer)
+            case Roll() if peer.node_id == self._node.master:
+                self._heard = message
+            case _:
+                pass
 
     def renew(self, peer: Peer) -> None:
-        self._note(peer)
+        if peer.hello.machine is None or not self._node.is_node(peer):
+            return
+        own_host, address = peer.own_host, peer.member.address
+        self._members[peer.node_id] = _member(peer.node_id, peer.hello, address, own_host)
+        if self._said is not None:
+            self._network.send(peer.process_id, self._said)
 
     def lose(self, peer: Peer) -> None:
         member = self._members.get(peer.node_id)
@@ -77,11 +108,18 @@ class Roster:
             self._members[peer.node_id] = msgspec.structs.replace(member, is_linked=False)
 
     def check(self) -> None:
-        record, founding = self._node.cluster, self._node.founding
-        if self._node.leads and record is not None:
-            self._write(record)
-        may_lead = founding is None or founding.may_lead(self._network.node_id, 0)
-        role = Role.LEADS if self._node.leads else Role.STANDBY if may_lead else Role.NONE
+        node, copy = self._node, self._network.hello.copy
+        if node.leads:
+            self._lead()
+        else:
+            if self._said is not None:
+                self._said = None
+                self._network.say(copy=Copy(is_live=True))  # until the services have ended
+            if self._heard is not None and copy is not None and copy.is_live:
+                self._follow(self._heard)
+        if node.cluster is not None and (node.leads or node.is_member):
+            self._write(node.cluster)
+        role = Role.LEADS if node.leads else Role.STANDBY if node.has_rows else Role.NONE
         if role != self._role:
             self._role = role
             self._on_role(role)
@@ -89,12 +127,56 @@ class Roster:
     def wake_at(self) -> float:
         return inf
 
+    @property
+    def has_majority(self) -> bool:
+        """Whether more than half of the members answer, or half of them with the last leader."""
+        present = {self._network.node_id, *filter(self._answers, self._members)}
+        all_members = 1 + len(self._members)
+        is_half = 2 * len(present) == all_members and self._leader in present
+        return 2 * len(present) > all_members or is_half
+
+    def _answers(self, node_id: str) -> bool:
+        health = self._network.health.peers.get(self._node.process_of(node_id))
+        silent_since = since_boot() - SILENCE_SECONDS
+        return health is not None and not (health.open and health.open[0] < silent_since)
+
+    def _lead(self) -> None:
+        """Say who the members are, and which rows are written from now on."""
+        network, epoch = self._network, self._node.epoch
+        if has_majority := self.has_majority:
+            self._leader = network.node_id
+        before = network.hello.copy or Copy()
+        newest = epoch, LAST
+        majority = newest if has_majority else before.majority
+        if (copy := Copy(majority=majority, newest=newest)) != before:
+            network.say(copy=copy)
+        self._node.is_member, self._heard = True, None
+        roll = Roll(nodes=(self._own(), *self._members.values()), has_majority=has_majority)
+        if roll != self._said:
+            self._said = roll
+            for process_id in network.peers:
+                network.send(process_id, roll)
+
+    def _follow(self, roll: Roll) -> None:
+        """Have the members that the node that leads has; its rows are here."""
+        self._node.is_member = True
+        if roll.has_majority and self._node.master:
+            self._leader = self._node.master
+        self._members = {
+            said.node_id: self._members.get(said.node_id)
+            or msgspec.structs.replace(said, is_linked=False)
+            for said in roll.nodes
+            if said.node_id != self._network.node_id
+        }
+
     def _write(self, record: ClusterRecord) -> None:
-        network = self._network
-        own = _member(network.node_id, network.hello, None)
         members = Members(
             cluster_id=record.cluster_id,
-            nodes=(own, *(self._members[each] for each in sorted(self._members))),
+            epoch=self._node.epoch,
+            has_majority=self.has_majority,
+            leader=self._leader,
+            has_copies=self._has_copies,
+            nodes=(self._own(), *(self._members[each] for each in sorted(self._members))),
             ring=self._node.links.ring,
             links=tuple(
                 NodeLink(nodes=link.nodes, bytes_per_second=link.bytes_per_second)
@@ -106,15 +188,12 @@ class Roster:
         try:
             write_members(self._file, members)
         except OSError as error:
-            network.warn(f"{self._file} cannot be written ({error}): make room there")
+            self._network.warn(f"{self._file} cannot be written ({error}): make room there")
         else:
             self._written = members
 
-    def _note(self, peer: Peer) -> None:
-        node_id, hello = peer.node_id, peer.hello
-        if hello.machine is None or not self._node.is_node(peer):
-            return
-        self._members[node_id] = _member(node_id, hello, peer.member.address, peer.own_host)
+    def _own(self) -> MemberNode:
+        return _member(self._network.node_id, self._network.hello, None)
 
     def _forget(self, name: str) -> bytes:
         """Forget a member that is away; return why that is not done, or nothing."""

@@ -10,7 +10,7 @@ from muster.links.identity import Identity
 from muster.links.serving import ServedLink, connect
 from muster.links.session import Caller
 from muster.mesh.calls import Address
-from muster.mesh.messages import Attach, Relay, encode
+from muster.mesh.messages import Attach, Relay, Rows, encode
 
 PART_BYTES: Final = 1 << 16
 
@@ -27,7 +27,9 @@ class Stream(Protocol):
         """Return what has come; None at the end."""
 
 
-async def open_stream(address: Address, identity: Identity, first: Attach | Relay) -> ServedLink:
+async def open_stream(
+    address: Address, identity: Identity, first: Attach | Relay | Rows
+) -> ServedLink:
     """Return a link to the node at an address, which has its first message.
 
     Raises OSError. `AuthenticationFailed` comes with the first bytes that are read.

@@ -9,6 +9,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from muster.mesh.election import (
+    NO_ROWS,
     SILENCE_SECONDS,
     Ask,
     Candidate,
@@ -237,7 +238,7 @@ class Listener:
         """Call, and wait for a better candidate, from 3.8 s to 6.2 s."""
         self.run(3.2)
         nonce = self.asked()["a"]
-        better = Candidate(start=900.0, commands=0)
+        better = Candidate(start=900.0, copy=NO_ROWS)
         head = Head(session=1, clock=0, time=1003.2, is_new=False)
         self.election.receive("a", Report(head=head, nonce=nonce, candidate=better), 3.3)
         self.run(3.9)
@@ -294,7 +295,7 @@ def senior_call(make: type[Election]) -> list[str]:
     while listener.election.state is not State.MASTER:
         listener.election.check(listener.election.wake_at())
     head = Head(session=1, clock=1, time=1004.0, is_new=False)
-    ask = Ask(head=head, nonce=7, candidate=Candidate(start=900.0, commands=0))
+    ask = Ask(head=head, nonce=7, candidate=Candidate(start=900.0, copy=NO_ROWS))
     listener.election.receive("a", ask, 4.0)
     return ["a candidate unseats a master"] * (listener.election.master != "b")
 
@@ -311,7 +312,7 @@ def waiting_in_vain(make: type[Election]) -> list[str]:
     """A candidate has waited for a better one, which is gone."""
     listener = Listener(make)
     listener.await_better()
-    listener.run(8.0)
+    listener.run(10.0)
     return ["it does not lead"] * (listener.election.state is not State.MASTER)
 
 
@@ -320,7 +321,7 @@ def junior_call(make: type[Election]) -> list[str]:
     listener = Listener(make)
     listener.await_better()
     head = Head(session=1, clock=0, time=1004.0, is_new=False)
-    ask = Ask(head=head, nonce=7, candidate=Candidate(start=1100.0, commands=0))
+    ask = Ask(head=head, nonce=7, candidate=Candidate(start=1100.0, copy=NO_ROWS))
     listener.election.receive("c", ask, 4.0)
     return ["it does not call"] * (not listener.asked())
 

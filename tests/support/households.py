@@ -46,13 +46,13 @@ class Household:
         )
         write_members(self.data.nodes, Members(cluster_id="home", nodes=(leads, follows)))
 
-    def launcher(self) -> CommandLauncher:
-        """Return the launcher of the machine that follows."""
+    def launcher(self, epoch: int = 1) -> CommandLauncher:
+        """Return the launcher of the machine that follows, for a coordinator of that epoch."""
         nodes = MeshNodes(self.data.nodes, ENVIRON, self.data)
         members = read_members(self.data.nodes)
         assert members is not None
         others = [node for node in members.cluster.nodes if node.transport == "mesh"]
-        reached_at = CoordinatorAddress(host=LOOPBACK, port=9, number=(1, 1))
+        reached_at = CoordinatorAddress(host=LOOPBACK, port=9, number=(epoch, 1))
         return CommandLaunchers(others, ENVIRON, self.data, reached_at, nodes)[others[0].name]
 
 

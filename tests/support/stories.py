@@ -106,6 +106,10 @@ class Story:
     can_list: bool = True  # the agent is of this build
     can_send_logs: bool = True  # the hosts have what sends their logs
 
+    def holds(self, rank: int | None = None, step: int | None = None) -> None:
+        """The newest checkpoint of a rank is on another machine; None: those of all are here."""
+        self.job = replace(self.job, held={} if rank is None else {rank: step})
+
     @classmethod
     def submitted(cls, **spec: object) -> Self:
         """A job in the queue."""

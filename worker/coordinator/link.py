@@ -46,6 +46,12 @@ class AddressFile:
         self._path = Path(own.address_file)
         self._place: tuple[str, int] | None = None
 
+    @property
+    def is_on_this_host(self) -> bool:
+        """True if the coordinator is here: its directory of a job is that of the agent."""
+        address = read_coordinator_address(self._path)
+        return address is not None and address.is_on_this_host
+
     def take(self) -> CoordinatorAddress:
         """Return the address to connect to. Raises `ConnectionError` while there is none."""
         address = read_coordinator_address(self._path)
@@ -90,7 +96,10 @@ class CoordinatorLink:
         self._retry_at = time.monotonic() + RETRY_SECONDS
         try:
             address = self._file.take()
-            is_sealed = self._assignment.is_remote or address.is_remote
+            # An agent that was started from another host may be on the coordinator's by now.
+            is_sealed = address.is_remote or (
+                self._assignment.is_remote and not address.is_on_this_host
+            )
             self._link = SelectingLink(
                 address.place,
                 Caller(_identity(self._assignment), is_sealed=is_sealed),
@@ -116,6 +125,11 @@ class CoordinatorLink:
         Without a connection, also whether the same address may be tried again.
         """
         return self._file.has_changed or (not self.is_open and time.monotonic() >= self._retry_at)
+
+    @property
+    def is_on_this_host(self) -> bool:
+        """Whether the coordinator is."""
+        return self._file.is_on_this_host
 
     def send(self, message: AgentMessage) -> None:
         """Send once the coordinator has proved itself: any user can bind a freed port.
@@ -151,7 +165,7 @@ class ThreadLink(BlockingLink):
         Raises OSError and `AuthenticationFailed`.
         """
         self._file = file
-        session = Caller(_identity(own))
+        session = Caller(_identity(own), is_sealed=not address.is_on_this_host)
         session.send(encode(hello))
         super().__init__(socket.create_connection(address.place, POLL_SECONDS), session)
         self._open_by = time.monotonic() + SEND_TIMEOUT_SECONDS

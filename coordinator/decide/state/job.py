@@ -176,6 +176,9 @@ class JobSnapshot:
     raised_by: int | None = None  # the rank that raised it
     restore: GangRestore = GangRestore()
     unusable: frozenset[RestorePoint] = frozenset()  # damaged in the place of some rank
+    held: Mapping[int, int | None] = field(default_factory=dict)
+    """By rank: the step of its newest checkpoint if that is on a machine which led before us; None
+    until it was looked for here."""
     code: JobCode = JobCode()
     is_overloaded: bool = False
     """A process got no processor for so long that it would have been taken for dead."""
@@ -311,6 +314,12 @@ class JobSnapshot:
         saving = self.ranks if self.is_synchronous or self.is_gang else (rank,)
         steps = [one.progress.last_checkpoint_step for one in saving]
         return max((step for step in steps if step is not None), default=None)
+
+    def is_held(self, rank: RankSnapshot) -> bool:
+        """True if `rank` might begin behind a checkpoint that is not on this machine."""
+        if self.is_synchronous:  # it gets its state from others, if any live
+            return bool(self.held) and not self.any_alive
+        return bool(self.held) if self.is_gang else rank.rank in self.held
 
     def count_endings(self, rank: RankSnapshot, kind: RetryClass) -> int:
         """Return how many attempts of `rank` ended in this class; a gang counts all its ranks'."""

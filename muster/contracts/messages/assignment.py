@@ -28,6 +28,11 @@ class CoordinatorAddress(msgspec.Struct, frozen=True, kw_only=True):
     def is_remote(self) -> bool:
         return self.number[1] > 0
 
+    @property
+    def is_on_this_host(self) -> bool:
+        """True if a coordinator of the host with this file has written it; it has an epoch."""
+        return self.number[0] > 0 and not self.is_remote
+
 
 class AdoptedRank(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A rank's process that an earlier agent started and the new agent supervises."""

@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from muster.host.processes import module_command
 from muster.runtime.storage_client import RemoteCheckpoints, StorageConnection
 from tests.support.installation import await_value, end_of
 from tests.support.storage_processes import session_of
+from worker.coordinator.log_sender import send_logs
 from worker.ranks.log_index import LogIndex
 
 HELLO = AgentHello(job_uid="uid", host="beta", agent_number=1, token="a token")  # noqa: S106  for a test
@@ -162,6 +164,14 @@ def test_a_sender_that_is_told_to_end_first_sends_all(way: Way) -> None:
     index.note(1.0)
     assert way.end("sender", signal.SIGTERM) == 0
     assert coordinator.log(0, 0).read_text() == "the last line\n"
+
+
+def test_no_log_is_sent_to_a_coordinator_that_is_here_now(way: Way) -> None:
+    """It has the directory of the agent, and would refuse every connection."""
+    publish_address(msgspec.structs.replace(way.address, number=(2, 0)), way.address_file)
+    is_ending = threading.Event()
+    is_ending.set()
+    send_logs(way.assignment(), is_ending)  # returns, though nothing listens there
 
 
 def test_all_links_leave_a_coordinator_that_was_replaced(way: Way) -> None:

@@ -104,6 +104,31 @@ def test_refused_requests_count_against_the_limit(
     assert statuses(answers) == [status] * BURST_SECONDS + [429] * 2
 
 
+@pytest.mark.parametrize(
+    ("method", "status", "is_copied", "is_warned"),
+    [
+        ("POST", 201, True, False),
+        ("POST", 201, False, True),
+        ("DELETE", 200, False, True),
+        ("POST", 409, False, False),
+        ("GET", 200, False, False),
+    ],
+)
+def test_a_change_that_is_not_copied_has_a_warning(
+    method: str, status: int, *, is_copied: bool, is_warned: bool
+) -> None:
+    async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(guarded(OWN_UID, answer, is_copied=is_copied))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, "/jobs")
+
+    assert ("warning" in asyncio.run(ask()).headers) is is_warned
+
+
 def test_a_path_is_logged_short_and_printable() -> None:
     with capture_logs() as logs:
         get_all(guarded(STRANGER), ["/%1B[2J" + "x" * 1000])

@@ -392,7 +392,7 @@ def test_an_agent_can_be_dismissed_at_any_moment_of_its_start(
 ) -> None:
     dismissal = Dismissal(tmp_path, moment)
 
-    def slow_prepare(*_: object) -> ResolvedSpec:
+    def slow_prepare(*_: object, **__: object) -> ResolvedSpec:
         dismissal.reach_in_thread("preparing")
         return resolve(JobSpec(), service_settings(tmp_path), tmp_path)
 
@@ -414,7 +414,7 @@ def test_an_unprepared_job_fails_without_an_agent(
 ) -> None:
     dismissal = Dismissal(tmp_path, moment="never")
 
-    def refuse(*_: object) -> ResolvedSpec:
+    def refuse(*_: object, **__: object) -> ResolvedSpec:
         raise Unprepared(JobFailure(reason=Reason.INVALID_DATASET, message="there is no data"))
 
     monkeypatch.setattr(launching, "prepare", refuse)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from coordinator.lease import LeaseCandidate, wait_for_end
+from coordinator.lease import LeaseCandidate, first_epoch, wait_for_end
 from database.errors import DatabaseUnavailable, LeaseLost
 from database.leases import LEASE_SECONDS
 from database.records import Lease
@@ -37,14 +37,20 @@ class Leases:
         self.held = None
 
     def take(
-        self, owner: str, process: ProcessRecord, address: str, *, displacing: Lease | None
+        self,
+        owner: str,
+        process: ProcessRecord,
+        address: str,
+        *,
+        displacing: Lease | None,
+        least_epoch: int,
     ) -> Lease:
         self.asked.append(displacing)
         if self.rivals:
             self.rivals -= 1
             raise LeaseLost("coordinator", 0)
-        name = "coordinator"
-        return Lease(name=name, epoch=4, beat=0, owner=owner, process=process, address=address)
+        epoch, name = max(4, least_epoch), "coordinator"
+        return Lease(name=name, epoch=epoch, beat=0, owner=owner, process=process, address=address)
 
 
 @dataclass
@@ -179,3 +185,14 @@ def test_an_outage_does_not_count_against_the_holder() -> None:
 
 def away() -> None:
     raise DatabaseUnavailable("away")
+
+
+def test_no_two_elected_nodes_have_one_epoch() -> None:
+    first = first_epoch(3, "n-1")
+    assert first_epoch(2, "n-2") + 0xFFFF < first < first_epoch(4, "n-2")
+    assert abs(first_epoch(3, "n-2") - first) > 0xFFFF - 1
+    assert first_epoch(0, "n-1") == 0, "without a household"
+    watch = Watch(Leases(held=LEASE), gone=True)
+    watch.candidate.first_epoch = first
+    assert watch.wins().epoch == first
+    assert watch.candidate.displaced == LEASE

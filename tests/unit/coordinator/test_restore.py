@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from coordinator.decide.actions import LoseHost, PlaceRank
-from coordinator.decide.liveness import HOST_LEASE_SECONDS
+from coordinator.decide.liveness import FORMER_HOST_SECONDS, HOST_LEASE_SECONDS
 from coordinator.decide.placement import place
 from coordinator.decide.state.job import JobSnapshot
 from coordinator.decide.state.rank import NEVER
@@ -258,3 +258,18 @@ def test_a_successor_on_another_node_starts_nothing_twice() -> None:
     cluster = cluster_of_service(None, node, slots=2)
     placed = [*place(story.job, [story.job], cluster, {}, story.now)]
     assert placed == [PlaceRank(rank=rank, host=node) for rank in range(2)]
+
+
+def test_the_host_of_another_coordinator_is_given_up_soon() -> None:
+    story = Story.training(world_size=4, hosts=("a", "b"))
+    now, agents = Moment(monotonic=5.0, wall=NOON), {"a", "b"}
+    hosts = {name: replace(host, is_local=name == "b") for name, host in story.job.hosts.items()}
+    rows = rows_of(story.job, 1.0)
+    lost: dict[str, bool] = {}
+    for former in ("a", ""):
+        job = snapshot_of(rows, now, hosts=hosts, node="b", agents=agents, former=former)
+        after = Story(job, now=5.0)
+        done = after.passes(FORMER_HOST_SECONDS).plans()
+        lost[former] = any(isinstance(each, LoseHost) for each in done)
+        assert job.group.round > rows.job.group_round + (999 if former else 0)
+    assert lost == {"a": True, "": False}

@@ -90,3 +90,9 @@ def test_only_one_of_many_candidates_takes_the_lease(leases: Leases) -> None:
     for thread in threads:
         thread.join()
     assert taken == [leases.current().owner]
+
+
+def test_an_elected_holder_skips_the_epochs_of_others(leases: Leases) -> None:
+    first = leases.take("a", PROCESS, "a:1", displacing=None, least_epoch=9)
+    assert first.epoch == 9
+    assert leases.take("b", PROCESS, "b:1", displacing=first, least_epoch=9).epoch == 10

@@ -35,6 +35,7 @@ from database.replication.leader import Leader
 from database.replication.messages import (
     Acknowledge,
     Chunk,
+    Current,
     Follow,
     Image,
     Row,
@@ -254,7 +255,8 @@ class Client:
 
     async def receive(self) -> ToOthers:
         while not self._waiting:
-            self._waiting += self._unpacker.feed(await self._reader.read(1 << 18))
+            messages = self._unpacker.feed(await self._reader.read(1 << 18))
+            self._waiting += [each for each in messages if not isinstance(each, Current)]
         return self._waiting.pop(0)
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from muster.mesh.election import (
     AUDIENCE_LIMIT,
+    NO_ROWS,
     Ask,
     Candidate,
     Election,
@@ -65,11 +66,13 @@ def test_the_oldest_of_a_cluster_leads_and_another_one_after_it() -> None:
     assert world.masters() == {"n1"}
 
 
-def test_more_commands_seen_win_at_an_equal_start_then_the_id() -> None:
-    rank = Candidate(start=1.0, commands=2).rank("a")
-    assert rank > Candidate(start=1.0, commands=1).rank("b")
-    assert rank < Candidate(start=1.0, commands=2).rank("b")
-    assert rank < Candidate(start=0.0, commands=0).rank("a")
+def test_the_newest_rows_win_then_the_oldest_session_then_the_id() -> None:
+    written, acknowledged = ((3, 7), (4, 9)), ((3, 8), (3, 8))
+    rank = Candidate(start=1.0, copy=written).rank("a")
+    assert rank > Candidate(start=2.0, copy=written).rank("b")
+    assert rank < Candidate(start=1.0, copy=written).rank("b")
+    assert rank < Candidate(start=2.0, copy=acknowledged).rank("a")
+    assert rank > Candidate(start=0.0, copy=((3, 7), (4, 8))).rank("b")
 
 
 def test_a_master_that_may_not_lead_gives_up() -> None:
@@ -171,7 +174,7 @@ def test_a_clock_unlike_those_of_most_may_not_lead(
 @pytest.mark.parametrize(
     "message",
     [
-        Ask(head=HEAD, nonce=1, candidate=Candidate(start=1.0, commands=2)),
+        Ask(head=HEAD, nonce=1, candidate=Candidate(start=1.0, copy=NO_ROWS)),
         Report(head=HEAD, mastership=Mastership(node="a", session=1, epoch=2, start=0.5, beat=3)),
         Outdated(head=HEAD, known=4),
     ],

@@ -222,11 +222,18 @@ def test_a_new_published_address_is_noticed(wire: Wire) -> None:
 @pytest.fixture(params=["the agent is remote", "the coordinator is remote now"])
 def sealed(wire: Wire, request: pytest.FixtureRequest) -> Wire:
     """The wire between an agent and a coordinator of another host than started it, or is its."""
+    wire.is_published_at(wire.address.port, way=1)
     if request.param == "the agent is remote":
         wire.link = wire.link_to(wire.address)
-    else:
-        wire.is_published_at(wire.address.port, way=1)
     return wire
+
+
+def test_an_agent_speaks_in_clear_with_one_that_is_here_now(wire: Wire) -> None:
+    wire.link = wire.link_to(wire.address)
+    assert wire.link.connect()
+    wire.link.send(HELLO)
+    coordinator, session = opened(wire)
+    assert list(map(decode_agent_message, collect(wire, coordinator, session, 1))) == [HELLO]
 
 
 def agree(

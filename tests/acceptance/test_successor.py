@@ -1,0 +1,153 @@
+"""Another machine leads once the first one is switched off, with a copy of its rows."""
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.hosts import Host, hosts, needs_hosts
+from tests.support.installation import await_value
+from tests.support.nodes import Cluster, nodes
+
+pytestmark = [needs_hosts(), pytest.mark.timeout(400)]
+
+COPIED = ("muster.db", "secrets")
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[list[Host]]:
+    with hosts(3, tmp_path / "hosts") as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(machines: list[Host], tmp_path: Path) -> Iterator[Cluster]:
+    with nodes(machines, ["tests.support.successor_node"]) as running:
+        running.start(*machines)
+        yield Cluster(running, tmp_path / "job.json")
+
+
+def move_rows(cluster: Cluster, source: Host, target: Host) -> None:
+    """Have `target` lead with a copy of the rows of `source`, which is off."""
+    for name in COPIED:
+        found = source.directory / "node" / name
+        if found.is_dir():
+            shutil.copytree(found, target.directory / "node" / name, dirs_exist_ok=True)
+        elif found.exists():
+            shutil.copy(found, target.directory / "node" / name)
+    for host in cluster.nodes.hosts:
+        file = host.directory / "node" / "cluster.json"
+        record = json.loads(file.read_text()) | {
+            "founder": cluster.nodes.ids[target],
+            "name": target.name,
+        }
+        file.write_text(json.dumps(record))
+
+
+def common_step(cluster: Cluster, host: Host, job: str) -> int:
+    workers = cluster.ask(host, f"/jobs/{job}/summary")["workers"]
+    return min((each["step"] or 0 for each in workers if each["pid"]), default=0)
+
+
+def test_training_goes_on_under_another_machine(cluster: Cluster, machines: list[Host]) -> None:
+    leader = cluster.leader()
+    calm = cluster.submit(machines[-1], epochs=30)
+    second, last = (each for each in machines if each is not leader)
+    digest = cluster.result(second, leader, calm)
+    job = cluster.submit(last, epochs=30)
+    shown = lambda: cluster.muster(last, "events", job)  # noqa: E731
+    names = {machine.name for machine in machines}
+    await_value(lambda: cluster.nodes_of(second, job) == names, shown)
+    await_value(lambda: common_step(cluster, second, job) > 20, shown)
+    step = max(each["step"] or 0 for each in cluster.ask(second, f"/jobs/{job}/summary")["workers"])
+    leader.power_off()
+    move_rows(cluster, leader, second)
+
+    def has_new_step() -> bool:
+        try:
+            return common_step(cluster, second, job) > step + 3
+        except OSError:
+            return False
+
+    await_value(has_new_step, lambda: "", 60)
+    assert cluster.result(last, second, job) == digest
+    assert shown().count("the requested checkpoint of step") == 1, shown()
+    assert (second.directory / "node" / "jobs" / job / "logs").is_dir(), "the logs are there"
+
+
+COMMAND = "import time\nwhile True: time.sleep(1)"
+
+
+def test_ranks_that_train_alone_run_on_or_are_held(cluster: Cluster, machines: list[Host]) -> None:
+    leader = cluster.leader()
+    second, last = (each for each in machines if each is not leader)
+    names = {machine.name for machine in machines}
+    alone = cluster.submit(
+        last, mode="independent", world_size=3, epochs=100000, checkpoint_every=5
+    )
+    command = [sys.executable, "-c", COMMAND]
+    bare = cluster.submit(last, mode="independent", world_size=3, epochs=1, command=command)
+    both = (alone, bare)
+    for job in both:
+        await_value(
+            lambda job=job: cluster.nodes_of(second, job) == names,
+            lambda job=job: cluster.muster(last, "events", job),
+        )
+
+    def workers(job: str) -> list[dict[str, object]]:
+        return cluster.ask(second, f"/jobs/{job}/summary")["workers"]
+
+    def have_saved() -> bool:
+        return all(each["checkpoints_saved"] for each in workers(alone))
+
+    await_value(have_saved, lambda: str(workers(alone)))
+    before = {
+        job: {each["rank"]: each["pid"] for each in workers(job) if each["node"] != leader.name}
+        for job in both
+    }
+    lost = {
+        job: next(each["rank"] for each in workers(job) if each["node"] == leader.name)
+        for job in both
+    }
+    leader.power_off()
+    move_rows(cluster, leader, second)
+    shown = lambda: "".join(cluster.muster(last, "events", job) for job in both)  # noqa: E731
+
+    def is_replaced() -> bool:
+        try:
+            found = {each["rank"]: each for each in workers(bare)}[lost[bare]]
+            status = cluster.ask(second, f"/jobs/{alone}/summary")
+        except OSError:
+            return False
+        return (
+            bool(found["pid"]) and found["node"] != leader.name and status["status"] == "RECOVERING"
+        )
+
+    await_value(is_replaced, shown, 100)
+    for job in both:
+        now = {each["rank"]: each["pid"] for each in workers(job) if each["rank"] in before[job]}
+        assert now == before[job], shown()
+    held = {each["rank"]: each for each in workers(alone)}[lost[alone]]
+    assert held["pid"] is None, held
+    assert f"ranks {lost[alone]} (step" in shown(), shown()
+
+
+def test_ranks_beside_a_dead_leader_go_on_under_the_next(
+    cluster: Cluster, machines: list[Host]
+) -> None:
+    leader = cluster.leader()
+    second, last = (each for each in machines if each is not leader)
+    names = {machine.name for machine in machines}
+    job = cluster.submit(last, epochs=30)
+    shown = lambda: cluster.muster(last, "events", job)  # noqa: E731
+    await_value(lambda: cluster.nodes_of(second, job) == names, shown)
+    cluster.nodes.kill(leader)
+    move_rows(cluster, leader, second)
+    cluster.nodes.start(leader)
+    cluster.complete(last, job)
+    cluster.muster(last, "audit", job)
+    logs = [each.name for each in (second.directory / "node" / "jobs" / job / "logs").iterdir()]
+    assert {f"rank_0000{rank}.000.log" for rank in range(6)} <= {*logs}, (logs, shown())
