@@ -9,6 +9,8 @@ import asyncio
 import os
 import sqlite3
 import sys
+from contextlib import suppress
+from io import FileIO
 from pathlib import Path
 
 import msgspec
@@ -30,19 +32,16 @@ def main() -> int:
         if mode == "lead":
             processes.exit_with_parent(os.environ)
             processes.unblock_sigint()
-            asyncio.run(lead(database, *others))
+            with suppress(KeyboardInterrupt):
+                asyncio.run(lead(database, *others))
         elif mode == "follow":
-            follow(database, 0, 1, lambda position: print_stderr(_text(position)))
+            follow(database, FileIO(0), FileIO(1, "w"), lambda at: print_stderr(_text(at)))
         else:
             print_stdout(_text(position_of(database)))
     except (OSError, sqlite3.Error, WireError, msgspec.MsgspecError) as error:
-        print_stderr(
-            f"replication: {database} cannot be copied ({error}): look at its disk and its log; "
-            "what is in the copy is kept, and it goes on with the next start"
-        )
+        why = f"cannot be copied ({error}): look at its disk and at that of the other machine"
+        print_stderr(f"replication: {database} {why}; it goes on with the next start")
         return 1
-    except KeyboardInterrupt:
-        pass
     return 0
 
 

@@ -4,13 +4,11 @@ A process of its own, which only reads the database. See `database.replication.m
 """
 
 import asyncio
-import os
-import sqlite3
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from hashlib import file_digest
+from hashlib import sha256
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 import msgspec
 
@@ -42,23 +40,23 @@ BATCH_ROWS: Final = 64
 LARGE_CLUSTER: Final = 5
 """With so many members one follower is not enough: it may be off while the others elect."""
 
+_NOWHERE: Final = Follow("", 0, 0)
+
+_NEWEST: Final = "SELECT max(number) FROM outbox"
+
 _ROWS: Final = """
 SELECT number, epoch, has_majority, statements FROM outbox
 WHERE number >= ? AND (SELECT id FROM image) = ? ORDER BY number LIMIT ?
 """
 
 
-class _Nodes(msgspec.Struct):
-    """What counts of `muster.cluster.members.Members`, which imports more than this process."""
-
-    nodes: list[msgspec.Raw]
-
-
 def followers_needed(members: Path) -> int:
-    """Return how many followers make a row safe, from the file of members."""
-    with suppress(OSError, msgspec.MsgspecError):
-        nodes = msgspec.json.decode(members.read_bytes(), type=_Nodes).nodes
-        return 1 + (len(nodes) >= LARGE_CLUSTER)
+    """Return how many followers make a row safe, from the file of members.
+
+    Its type, `muster.cluster.members.Members`, needs more modules than this process has.
+    """
+    with suppress(OSError, msgspec.MsgspecError, LookupError):
+        return 1 + (len(msgspec.json.decode(members.read_bytes())["nodes"]) >= LARGE_CLUSTER)
     return 1
 
 
@@ -66,7 +64,7 @@ def followers_needed(members: Path) -> int:
 class _Follower:
     writer: asyncio.StreamWriter
     at: Follow | None = None
-    """Of the newest row that was sent; None while an image is on its way."""
+    """The newest row that was sent; None while an image is on its way, and of one that waits."""
     acknowledged: int = 0
     is_current: bool = False
 
@@ -80,38 +78,32 @@ class Leader:
         self._database = connect(path)
         self._followers: set[_Follower] = set()
         self._changed = asyncio.Event()
-        self._newest = 0
-        self._copying = asyncio.Lock()
+        (self._newest,) = self._database.execute(_NEWEST).fetchone()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection, of a follower or of a process that waits, to its end."""
         follower, unpacker = _Follower(writer), Unpacker(ToLeader)
-        feeding: asyncio.Task[None] | None = None
-        try:
+        self._followers.add(follower)
+        feeding = asyncio.create_task(self._feed(follower))
+        with closing(writer), suppress(OSError, WireError, msgspec.MsgspecError):
             while data := await reader.read(CHUNK_BYTES):
                 for message in unpacker.feed(data):
                     match message:
                         case Wait():
                             writer.write(pack(Answer(await self._wait(message.number))))
                         case Follow():
-                            follower.at = message
-                            self._mark(follower, message.number if self._rows_from(message) else 0)
-                            self._followers.add(follower)
-                            feeding = feeding or asyncio.create_task(self._feed(follower))
+                            has_same = self._rows_from(message)
+                            follower.at = message if has_same else _NOWHERE
+                            self._mark(follower, follower.at.number)
                         case _:
                             self._mark(follower, message.number)
-        except (OSError, WireError, msgspec.MsgspecError):
-            pass  # it calls again
-        finally:
-            self._followers.discard(follower)
-            if feeding is not None:
-                feeding.cancel()
-            writer.close()
+        self._followers.discard(follower)
+        feeding.cancel()
 
     async def poll(self) -> None:
         """Notice rows that no one waits for, until cancelled. Raises `sqlite3.Error`."""
         while True:
-            self._note(*self._database.execute("SELECT max(number) FROM outbox").fetchone())
+            self._note(*self._database.execute(_NEWEST).fetchone())
             await asyncio.sleep(POLL_SECONDS)
 
     def _note(self, newest: int) -> None:
@@ -153,7 +145,7 @@ class Leader:
         with closing(writer), suppress(OSError):
             while True:
                 changed, at = self._changed, follower.at
-                if at is None:  # the answer to an image comes
+                if at is None or at.number == self._newest:  # None: the answer to an image comes
                     await changed.wait()
                 elif not (rows := self._rows_from(at)):
                     follower.at = None
@@ -173,25 +165,17 @@ class Leader:
         return rows if is_same else []
 
     async def _send_image(self, writer: asyncio.StreamWriter) -> None:
-        async with self._copying:
-            file, image = await asyncio.to_thread(self._copy)
-        with file:
-            writer.write(pack(image))
-            while content := file.read(CHUNK_BYTES):
-                writer.write(pack(Chunk(content)))
-                await writer.drain()
+        data, image = await asyncio.to_thread(self._read_image)
+        writer.write(pack(image))
+        for start in range(0, len(data), CHUNK_BYTES):
+            writer.write(pack(Chunk(data[start : start + CHUNK_BYTES])))
+            await writer.drain()
 
-    def _copy(self) -> tuple[BinaryIO, Image]:
-        """Return one state of the database, in a file without a name."""
-        path = self._path.with_name(f"{self._path.name}.image")
-        path.unlink(missing_ok=True)
-        with closing(connect(self._path)) as source, closing(sqlite3.connect(path)) as copy:
-            source.backup(copy)  # in one step: a commit between two would start it anew
-        file = path.open("rb")
-        path.unlink()
-        image = Image(os.fstat(file.fileno()).st_size, file_digest(file, "sha256").hexdigest())
-        file.seek(0)
-        return file, image
+    def _read_image(self) -> tuple[bytes, Image]:
+        """Return one state of the database as a file has it."""
+        with closing(connect(self._path)) as source:
+            data = source.serialize()
+        return data, Image(len(data), sha256(data).hexdigest())
 
 
 async def lead(path: Path, socket: Path, members: Path) -> None:

@@ -32,8 +32,6 @@ ANSWER_SECONDS: Final = 1.0
 _NUMBER: Final = select(func.coalesce(func.max(OUTBOX.c.number), 0))
 _NEWEST: Final = select(OUTBOX).order_by(OUTBOX.c.number.desc()).limit(1)
 
-_NOTHING: Final = Row(0, 0, False, b"")  # noqa: FBT003  as of a table
-
 
 class Replication:
     """The outbox of a database in this process, and whether followers have what it has written."""
@@ -45,8 +43,8 @@ class Replication:
         """
         self._members = members
         self._socket = socket
-        self._written = self.newest = _NOTHING
-        """`newest` is durable; what it did is left out."""
+        self._written = self.newest = Row(0, 0, False, b"")  # noqa: FBT003  as of a table
+        """`newest` is durable."""
         self._acknowledged = 0
         self._turn = asyncio.Lock()
 
@@ -85,7 +83,7 @@ class Replication:
 
     def note_commit(self) -> None:
         """Take the row of the last block as durable."""
-        self.newest = msgspec.structs.replace(self._written, statements=b"")
+        self.newest = self._written
 
     async def acknowledge(self) -> bool:
         """Return whether enough followers have all that this process has committed.

@@ -35,14 +35,20 @@ def guarded(
     tokens: TokenStore | None = None,
     *,
     require_token: bool = False,
+    is_copied: bool = True,
 ) -> ASGIApp:
     """Return the middleware of a service whose clients all have this user id."""
+
+    async def acknowledge() -> bool:
+        return is_copied
+
     middleware = AccessMiddleware(
         app,
         authenticator=make_authenticator(tokens or TokenStore(), require_token=require_token),
         limiter=RateLimiter(per_second=1, at_once=2, monotonic=lambda: 0.0),
         hosts=["muster.example"],
         requests=Counter(),
+        acknowledge=acknowledge,
     )
     return sent_by(uid, middleware)
 
@@ -96,6 +102,31 @@ def test_refused_requests_count_against_the_limit(
     app = guarded(STRANGER, tokens=TokenStore(is_away=is_away))
     answers = get_all(app, ["/jobs"] * 12, header)
     assert statuses(answers) == [status] * BURST_SECONDS + [429] * 2
+
+
+@pytest.mark.parametrize(
+    ("method", "status", "is_copied", "is_warned"),
+    [
+        ("POST", 201, True, False),
+        ("POST", 201, False, True),
+        ("DELETE", 200, False, True),
+        ("POST", 409, False, False),
+        ("GET", 200, False, False),
+    ],
+)
+def test_a_change_that_is_not_copied_has_a_warning(
+    method: str, status: int, *, is_copied: bool, is_warned: bool
+) -> None:
+    async def answer(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def ask() -> httpx.Response:
+        transport = httpx.ASGITransport(guarded(OWN_UID, answer, is_copied=is_copied))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return await client.request(method, "/jobs")
+
+    assert ("warning" in asyncio.run(ask()).headers) is is_warned
 
 
 def test_a_path_is_logged_short_and_printable() -> None:
