@@ -364,13 +364,15 @@ def _missing_steps(snapshot: JobSnapshot) -> dict[int, int]:
     place = parse_location(snapshot.spec.checkpoint_dir or "")
     if not isinstance(place, Path):
         return missing
+    earlier = snapshot.spec.earlier  # it may not have saved since it has resumed from that
     for number in snapshot.held:
-        own = checkpoints_of_job(place, snapshot.job_id)
-        if not snapshot.is_synchronous:
-            own = rank_place(own, number)
         here = [-1]
-        with suppress(CheckpointError):  # it cannot be read, as by the rank
-            here += [name.step for name in open_store(own).names()]
+        for job_id in (snapshot.job_id, *([earlier.job] if earlier else ())):
+            own = checkpoints_of_job(place, job_id)
+            if not snapshot.is_synchronous:
+                own = rank_place(own, number)
+            with suppress(CheckpointError):  # nor could the rank read it
+                here += [name.step for name in open_store(own).names()]
         step = snapshot.ranks[number].progress.last_checkpoint_step
         if step is not None and step > max(here):
             missing[number] = step

@@ -308,16 +308,21 @@ class PollLimit:
 
 
 def exit_with_parent(environ: Mapping[str, str]) -> None:
-    """Send SIGINT to this process when the pipe named in the environment closes, if one is."""
+    """Send SIGINT to this process when the pipe named in the environment closes, if one is.
+
+    In a household SIGTERM: the coordinator of another node takes over what runs.
+    """
     text = environ.get(LIFELINE_FD)
     if text is not None:
-        descriptor = int(text)
+        descriptor, number = int(text), signal.SIGINT
+        if environ.get("MUSTER_NODES"):
+            number = signal.SIGTERM
         os.set_inheritable(descriptor, False)  # noqa: FBT003  the standard library's signature
 
         def interrupt_at_end() -> None:
             while os.read(descriptor, 1):
                 pass
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
         threading.Thread(target=interrupt_at_end, name="parent-pipe", daemon=True).start()
 

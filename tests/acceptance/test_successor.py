@@ -47,6 +47,13 @@ def move_rows(cluster: Cluster, source: Host, target: Host) -> None:
         file.write_text(json.dumps(record))
 
 
+def is_answered(cluster: Cluster, host: Host, job: str) -> bool:
+    try:
+        return bool(cluster.ask(host, f"/jobs/{job}/summary"))
+    except OSError:
+        return False
+
+
 def common_step(cluster: Cluster, host: Host, job: str) -> int:
     workers = cluster.ask(host, f"/jobs/{job}/summary")["workers"]
     return min((each["step"] or 0 for each in workers if each["pid"]), default=0)
@@ -144,9 +151,12 @@ def test_ranks_beside_a_dead_leader_go_on_under_the_next(
     job = cluster.submit(last, epochs=30)
     shown = lambda: cluster.muster(last, "events", job)  # noqa: E731
     await_value(lambda: cluster.nodes_of(second, job) == names, shown)
+    leader.freeze()  # nothing is written meanwhile
     cluster.nodes.kill(leader)
     move_rows(cluster, leader, second)
+    leader.thaw()
     cluster.nodes.start(leader)
+    await_value(lambda: is_answered(cluster, last, job), lambda: "", 60)
     cluster.complete(last, job)
     cluster.muster(last, "audit", job)
     logs = [each.name for each in (second.directory / "node" / "jobs" / job / "logs").iterdir()]

@@ -496,6 +496,14 @@ def test_a_named_data_set_without_shards_is_refused(
     assert not (tmp_path / "state").exists(), "no other data set is created instead"
 
 
+def test_ranks_that_start_elsewhere_need_no_data_here(
+    settings: ServiceSettings, tmp_path: Path
+) -> None:
+    spec = JobSpec(dataset_dir=str(tmp_path / "gone"), working_dir=str(tmp_path / "gone"))
+    places = prepare(spec, settings, is_start_here=False)
+    assert places.dataset_dir == places.working_dir == tmp_path / "gone"
+
+
 def test_an_unreadable_default_data_set_is_refused(
     settings: ServiceSettings, tmp_path: Path
 ) -> None:
