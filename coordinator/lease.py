@@ -9,7 +9,6 @@ renew then.
 import asyncio
 import os
 import time
-import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,17 +30,6 @@ SLOW_READ_SECONDS: Final = 1.0
 """A database that takes this long to show the lease may have delayed the holder as well."""
 
 _LOG: Final = structlog.get_logger("coordinator")
-
-
-def first_epoch(election_epoch: int, node: str) -> int:
-    """Return the first epoch of the leases of a node that was elected; 0 without an election.
-
-    No node elected earlier or later has one of the next 65,536, however old its rows are; nor one
-    that the other half of a household elected in the same epoch, but for one pair in 65,536.
-    """
-    return (
-        election_epoch << 32 | (zlib.crc32(node.encode()) & 0xFFFF) << 16 if election_epoch else 0
-    )
 
 
 @dataclass(slots=True, kw_only=True)

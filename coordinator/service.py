@@ -32,7 +32,7 @@ from coordinator.launchers.mesh import MeshNodes
 from coordinator.launchers.remote import CommandLauncher, CommandLaunchers
 from coordinator.launchers.scheduler import SchedulerJobs, SchedulerProbe
 from coordinator.launchers.slurm import Slurm
-from coordinator.lease import LeaseCandidate, first_epoch
+from coordinator.lease import LeaseCandidate
 from coordinator.loop import CoordinatorLoop
 from database.engine import Database
 from database.errors import DatabaseUnavailable
@@ -176,7 +176,7 @@ class Service:
     async def _win(self, candidate: LeaseCandidate) -> Lease:
         with suppress(DatabaseUnavailable):
             await asyncio.to_thread(self._jobs.warm_up)
-        candidate.first_epoch = first_epoch(self._epoch, self._name)
+        candidate.first_epoch = self._cluster.members.term
         lease = await candidate.win()
         if self._mesh is not None and candidate.displaced is not None:
             former = candidate.displaced.owner.partition("/")[0]

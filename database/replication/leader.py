@@ -51,12 +51,13 @@ WHERE number >= ? AND (SELECT id FROM image) = ? ORDER BY number LIMIT ?
 
 
 def followers_needed(members: Path) -> int:
-    """Return how many followers make a row safe, from the file of members.
+    """Return how many followers make a row safe, from the file of members; none for one alone.
 
     Its type, `muster.cluster.members.Members`, needs more modules than this process has.
     """
     with suppress(OSError, msgspec.MsgspecError, LookupError):
-        return 1 + (len(msgspec.json.decode(members.read_bytes())["nodes"]) >= LARGE_CLUSTER)
+        size = len(msgspec.json.decode(members.read_bytes())["nodes"])
+        return (size > 1) + (size >= LARGE_CLUSTER)
     return 1
 
 

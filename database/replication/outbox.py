@@ -45,6 +45,7 @@ class Replication:
         self._socket = socket
         self._written = self.newest = Row(0, 0, False, b"")  # noqa: FBT003  as of a table
         """`newest` is durable."""
+        self._has_copies = True
         self._acknowledged = 0
         self._turn = asyncio.Lock()
 
@@ -77,8 +78,10 @@ class Replication:
         self._written = self.newest
         if statements:
             number = connection.scalars(_NUMBER).one() + 1
-            reign, done = read_members(self._members) or Members(), encode(statements)
-            self._written = Row(number, reign.epoch, reign.has_majority, done)
+            members = read_members(self._members) or Members()
+            self._has_copies = members.has_copies
+            done = encode(statements)
+            self._written = Row(number, members.term, members.has_majority, done)
             store(connection.exec_driver_sql, self._written)
 
     def note_commit(self) -> None:
@@ -92,7 +95,7 @@ class Replication:
         """
         async with self._turn:  # the answer to one is that to all who came before
             newest = self.newest
-            if newest.number <= self._acknowledged:
+            if newest.number <= self._acknowledged or not self._has_copies:
                 return True
             if not (newest.has_majority and await self._ask(newest.number)):
                 return False

@@ -3,6 +3,7 @@
 It writes a file whenever one comes, goes or has another address; the services read it anew.
 """
 
+import zlib
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -82,6 +83,11 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
         }
 
     @property
+    def term(self) -> int:
+        """The number of this leadership: see `term_of`; this machine is the first of the nodes."""
+        return term_of(self.epoch, self.nodes[0].node_id) if self.nodes else 0
+
+    @property
     def minority(self) -> str:
         """Why only jobs with the same bits everywhere may run; "" with a majority."""
         if self.has_majority or not self.has_copies:
@@ -96,6 +102,15 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
 
     def find(self, node_id: str) -> MemberNode | None:
         return next((node for node in self.nodes if node.node_id == node_id), None)
+
+
+def term_of(epoch: int, node_id: str) -> int:
+    """Return the number of a leadership, 0 without an election. Leases take the next 65,536.
+
+    No node that was elected earlier or later has one of these, however old its rows are; nor one
+    that the other part of a divided cluster elected in the same epoch, but for a pair in 65,536.
+    """
+    return epoch << 32 | (zlib.crc32(node_id.encode()) & 0xFFFF) << 16 if epoch else 0
 
 
 def write_members(file: Path, members: Members) -> None:

@@ -13,7 +13,14 @@ from typing import Final
 
 import msgspec
 
-from muster.cluster.members import MemberNode, Members, NodeLink, read_members, write_members
+from muster.cluster.members import (
+    MemberNode,
+    Members,
+    NodeLink,
+    read_members,
+    term_of,
+    write_members,
+)
 from muster.contracts.agent import LOOPBACK
 from muster.contracts.errors import printable
 from muster.host.processes import since_boot
@@ -142,11 +149,11 @@ class Roster:
 
     def _lead(self) -> None:
         """Say who the members are, and which rows are written from now on."""
-        network, epoch = self._network, self._node.epoch
+        network = self._network
         if has_majority := self.has_majority:
             self._leader = network.node_id
         before = network.hello.copy or Copy()
-        newest = epoch, LAST
+        newest = term_of(self._node.epoch, network.node_id), LAST
         majority = newest if has_majority else before.majority
         if (copy := Copy(majority=majority, newest=newest)) != before:
             network.say(copy=copy)

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from coordinator.lease import LeaseCandidate, first_epoch, wait_for_end
+from coordinator.lease import LeaseCandidate, wait_for_end
 from database.errors import DatabaseUnavailable, LeaseLost
 from database.leases import LEASE_SECONDS
 from database.records import Lease
+from muster.cluster.members import term_of
 from muster.contracts.rank import ProcessRecord
 from muster.host.processes import identify
 
@@ -188,10 +189,10 @@ def away() -> None:
 
 
 def test_no_two_elected_nodes_have_one_epoch() -> None:
-    first = first_epoch(3, "n-1")
-    assert first_epoch(2, "n-2") + 0xFFFF < first < first_epoch(4, "n-2")
-    assert abs(first_epoch(3, "n-2") - first) > 0xFFFF - 1
-    assert first_epoch(0, "n-1") == 0, "without a household"
+    first = term_of(3, "n-1")
+    assert term_of(2, "n-2") + 0xFFFF < first < term_of(4, "n-2")
+    assert abs(term_of(3, "n-2") - first) > 0xFFFF - 1
+    assert term_of(0, "n-1") == 0, "without a household"
     watch = Watch(Leases(held=LEASE), gone=True)
     watch.candidate.first_epoch = first
     assert watch.wins().epoch == first
