@@ -82,6 +82,7 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
         NodeServices,
         drain,
         hand_over,
+        has_successor,
         node_environment,
         take_part,
     )
@@ -105,14 +106,14 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
     name = f"{network.hello.host} is node {network.node_id}"
     say(f"{name}; see the others with muster mesh, end it with Ctrl-C")
     await services.run(lambda: not network.is_alive)
-    if network.is_alive and part.leads:
-        await hand_over(network, part, services)
-    await services.end()
-    if network.is_alive and not part.leads and part.cluster is not None:
+    if network.is_alive and part.cluster and (not part.leads or has_successor(network)):
         await drain(network, files)
-        await copy.end(copying)
-        if part.master is not None:
-            files.nodes.unlink(missing_ok=True)  # it says goodbye now, and has to come back
+        if part.leads:
+            await hand_over(network, part, services)
+    await services.end()
+    await copy.end(copying)
+    if network.is_alive and part.master not in (None, network.node_id):
+        files.nodes.unlink(missing_ok=True)  # it says goodbye now, and has to come back
     if part.leads:
         say("unfinished jobs of the cluster go on at the next: muster node")
     if not network.is_alive:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import inf
@@ -229,18 +230,20 @@ def _target(network: Network, part: Node, own_port: int) -> Target:
 
 
 async def hand_over(network: Network, part: Node, services: NodeServices) -> None:
-    """Have another node lead, if one has all rows; agents and ranks run on."""
-    copies = [hello.copy for _, hello in network.hellos()]
-    if not any(copy is not None and copy.is_live for copy in copies):
-        return
+    """Have another node lead, while agents and ranks run on."""
     say("another node takes over the jobs …")
     network.do(part.resign)
     await services.hand_over()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(SUCCESSOR_SECONDS):
-            # Of the thread of the network: there is no event to wait for.
-            while part.master is None:  # noqa: ASYNC110
-                await asyncio.sleep(POLL_SECONDS)
+    until = time.monotonic() + SUCCESSOR_SECONDS
+    # Of the thread of the network: there is no event to wait for.
+    while part.master is None and has_successor(network) and time.monotonic() < until:
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def has_successor(network: Network) -> bool:
+    """Whether another node has the rows, and stays."""
+    stay = [hello.copy for _, hello in network.hellos() if not hello.is_leaving]
+    return any(copy is not None for copy in stay)
 
 
 async def drain(network: Network, files: DataDir) -> None:
