@@ -32,8 +32,8 @@ from tests.support.installation import (
     records,
 )
 
-LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
-"""Two ranks of 48 steps and more than two seconds: time to be interrupted."""
+LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.12}
+"""Two ranks of 48 steps and more than five seconds: time to be interrupted."""
 
 CHECKPOINTS = 2 * 10
 """Of both ranks: after every five steps, and after the last one."""

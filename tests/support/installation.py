@@ -307,8 +307,8 @@ class Installation:
     # What a person would look at
 
     def describe(self, job_id: str) -> str:
-        parts = [json.dumps(self.job(job_id), indent=1), json.dumps(self.see(job_id), indent=1)]
-        parts += [f"{event['at']} {event['message']}" for event in self.events(job_id)]
+        parts = [f"{event['at']} {event['message']}" for event in self.events(job_id)]
+        parts += [json.dumps(self.see(job_id), indent=1), json.dumps(self.job(job_id), indent=1)]
         files = self.files.job(job_id)
         logs = [*sorted(files.logs.glob("*.log")), files.agent_log]
         parts += [end_of(log) for log in [*logs, self.coordinator.log, self.api.log]]

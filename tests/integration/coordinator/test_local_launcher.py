@@ -100,16 +100,17 @@ def test_an_agent_starts_if_the_fork_server_dies_meanwhile(tmp_path: Path) -> No
 @needs_hosts(network=False)
 def test_an_agent_of_another_network_is_ended_not_awaited(tmp_path: Path) -> None:
     uid = uuid.uuid4().hex
-    words = ["unshare", *USER, "--net", "sh", "-c", "echo; exec sleep 60"]
+    words = ["unshare", *USER, "--net", "sh", "-c", "echo; read _"]
     environ = {**os.environ, PROCESS_TAG: f"{uid}/agent"}
 
     async def adopted() -> AgentProcess | None:
         async with Scene(tmp_path) as scene:
             return await scene.launcher(local).adopt(uid, None)
 
-    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE) as agent:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, env=environ, **pipes) as agent:
         assert agent.stdout is not None
-        agent.stdout.readline()  # it is there
+        agent.stdout.readline()  # it is there, and executes no other program
         assert asyncio.run(adopted()) is None
         assert agent.wait(20) == -signal.SIGKILL
 
