@@ -1,6 +1,7 @@
 """What several suites share."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -20,6 +21,9 @@ SHOWN_CHARACTERS = 3000
 # No test asserts on time: a busy machine may take seconds for what takes milliseconds.
 settings.register_profile("muster", deadline=None)
 settings.load_profile("muster")
+
+# A shell starts what it runs in the background with SIGINT ignored, which processes inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

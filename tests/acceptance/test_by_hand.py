@@ -126,9 +126,7 @@ def test_the_same_command_goes_on_after_an_interruption(
     terminal: Terminal, undisturbed: Undisturbed, number: signal.Signals
 ) -> None:
     job = {"WORLD_SIZE": "2", "MUSTER_EPOCHS": "3", **ALONE}
-    # Ranks outlive a killed coordinator: what they still have to do takes the time of this test.
-    pause = "0.05" if number is signal.SIGKILL else "1"
-    first = terminal.start("-P", "-m", "coordinator", JOB_ID="one", SLEEP_SEC=pause, **job)
+    first = terminal.start("-P", "-m", "coordinator", JOB_ID="one", SLEEP_SEC="0.15", **job)
     latest = [terminal.directory / f"checkpoints/one/worker_{rank}/LATEST" for rank in range(2)]
     await_value(lambda: all(path.exists() for path in latest), str)
     first.send_signal(number)
