@@ -26,6 +26,7 @@ from muster.host.ports import free_port
 from muster.host.processes import is_running, send_signal
 from tests.support.certificates import key_of, needs_openssl, own_certificate
 from tests.support.installation import DEADLINE_SECONDS, await_value, without_ours
+from tests.support.marks import long
 from tests.support.services import child_service
 
 SLEEPER = "import time; time.sleep(600)"
@@ -229,7 +230,7 @@ def test_services_that_do_not_come_up_say_why(shell: Shell) -> None:
     assert not shell.files.services_record.exists()
 
 
-@pytest.mark.parametrize("words", [("up",), ("up", "-d")], ids=" ".join)
+@pytest.mark.parametrize("words", [long(("up",)), ("up", "-d")], ids=" ".join)
 @pytest.mark.parametrize(
     ("environ", "code", "word"),
     [
