@@ -13,7 +13,7 @@ from tests.support.chromium import Browser, Page
 from tests.support.installation import SLOTS, TOGETHER, Installation, Seen, is_running
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install playwright")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 HOSTILE = "<img src=x onerror=document.title='broken'>\u202e\x1b[31m"
 COUNTING = """

@@ -11,7 +11,7 @@ from tests.support.chromium import Browser, Page
 from tests.support.installation import Installation
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install playwright")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 PICTURES = os.environ.get("MUSTER_PICTURES")
 """A directory, such as docs: the picture of the time line is written there."""

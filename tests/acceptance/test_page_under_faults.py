@@ -8,7 +8,7 @@ from tests.support.chromium import Page
 from tests.support.installation import TOGETHER, Installation, is_running
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install playwright")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_the_page_goes_on_after_the_service_was_killed(

@@ -22,7 +22,7 @@ from tests.support.clusters import (
 from tests.support.installation import await_value, is_running
 from tests.support.slurm import Slurm, needs_slurm
 
-pytestmark = [needs_slurm(), needs_cluster(), pytest.mark.timeout(180)]
+pytestmark = [needs_slurm(), needs_cluster(), pytest.mark.timeout(300)]
 
 JOB = {**SIX_RANKS, **Slurm.fields}
 ENDLESS_JOB = {**ENDLESS, **Slurm.fields}

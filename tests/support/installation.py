@@ -33,7 +33,7 @@ from muster.host import processes
 from muster.host.containment import tag_of, tagged_processes
 from muster.host.processes import identify, send_signal
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 """Far beyond what anything here takes on a busy machine; only a failure waits so long."""
 
 FIRST_POLL_SECONDS, POLL_SECONDS = 0.02, 0.1
