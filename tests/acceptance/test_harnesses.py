@@ -107,8 +107,9 @@ def test_starved_ranks_end_slowly_and_are_not_killed(tmp_path: Path) -> None:
     assert not [fault for fault in report.faults if "goal is missed" not in fault], report
 
 
+@pytest.mark.long
 def test_readers_who_come_back_get_every_line_once(tmp_path: Path) -> None:
-    report = log_gaps.run(tmp_path, deaths=4, seed=5, jobs=1)
+    report = log_gaps.run(tmp_path, deaths=6, seed=5, jobs=1)
     assert not report.faults, report
 
 
@@ -126,6 +127,7 @@ def test_secrets_appear_only_in_output_of_careless_programs(tmp_path: Path) -> N
     assert not report.faults, report
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_no_field_of_a_job_leads_out_of_its_directories(tmp_path: Path) -> None:
     report = injection.run(tmp_path, every=36, seed=0)

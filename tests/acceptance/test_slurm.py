@@ -75,7 +75,7 @@ def test_an_agent_that_must_leave_saves_and_gets_another_job(
         lambda: any("slurm-2-a2" in name for name in slurm.jobs()),
         lambda: installation.describe(job_id),
     )
-    installation.wait_until(job_id, trains(seen["step"] + 100))
+    installation.wait_until(job_id, trains(seen["step"] + 10))
     assert name not in slurm.jobs()
 
 
