@@ -1,6 +1,7 @@
 """What several suites share."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -14,17 +15,25 @@ from tests.support.s3_server import new_bucket, shared_store
 
 RETRY_SECONDS = 30.0
 
+SHOWN_CHARACTERS = 3000
+"""Of the reason of a failure: the events of a job come first."""
+
 # No test asserts on time: a busy machine may take seconds for what takes milliseconds.
 settings.register_profile("muster", deadline=None)
 settings.load_profile("muster")
+
+# A shell starts what it runs in the background with SIGINT ignored, which processes inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Print each failure at once: a run that is cut prints no summary."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        lines = report.longreprtext.splitlines() or ["no reason"]
-        reason = [line for line in lines if line.startswith("E  ")][-1:] or lines[-1:]
-        sys.__stderr__.write(f"\nFAILED {report.nodeid} ({report.when}): {reason[0]}\n")
+        crash = getattr(report.longrepr, "reprcrash", None)
+        reason = " ".join((crash.message if crash else report.longreprtext).split())
+        sys.__stderr__.write(
+            f"\nFAILED {report.nodeid} ({report.when}): {reason[:SHOWN_CHARACTERS]}\n"
+        )
 
 
 @pytest.fixture(scope="session")

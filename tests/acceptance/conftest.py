@@ -70,6 +70,7 @@ def browser() -> Iterator[Browser]:
     if not CHROMIUM.exists():
         pytest.skip("needs: apt-get install chromium")
     with playwright.sync_playwright() as running:
+        playwright.expect.set_options(timeout=60_000)
         chromium = launch(running)
         yield chromium
         chromium.close()

@@ -25,7 +25,7 @@ def test_a_worker_that_is_terminated_goes_on_at_the_next_call(
     terminal: Terminal, undisturbed: Undisturbed
 ) -> None:
     rank = {"JOB_ID": "test", "RANK": "0", "WORLD_SIZE": "2", "CHECKPOINT_EVERY": "1000"}
-    first = terminal.start("-P", "-m", "worker", **rank, SLEEP_SEC="0.1")
+    first = terminal.start("-P", "-m", "worker", **rank, SLEEP_SEC="1")
     assert first.stdout is not None
     next(line for line in first.stdout if "loss" in line)
     first.send_signal(signal.SIGTERM)
@@ -126,7 +126,7 @@ def test_the_same_command_goes_on_after_an_interruption(
     terminal: Terminal, undisturbed: Undisturbed, number: signal.Signals
 ) -> None:
     job = {"WORLD_SIZE": "2", "MUSTER_EPOCHS": "3", **ALONE}
-    first = terminal.start("-P", "-m", "coordinator", JOB_ID="one", SLEEP_SEC="0.05", **job)
+    first = terminal.start("-P", "-m", "coordinator", JOB_ID="one", SLEEP_SEC="0.15", **job)
     latest = [terminal.directory / f"checkpoints/one/worker_{rank}/LATEST" for rank in range(2)]
     await_value(lambda: all(path.exists() for path in latest), str)
     first.send_signal(number)
@@ -143,8 +143,8 @@ def test_the_same_command_goes_on_after_an_interruption(
 
 
 def test_a_rank_that_a_person_interrupts_ends_with_a_sentence(terminal: Terminal) -> None:
-    rank = {"RANK": "0", "WORLD_SIZE": "1", "MUSTER_MODE": "synchronous", "SLEEP_SEC": "0.2"}
-    process = terminal.start("-P", "-m", "worker", JOB_ID="try", **rank)
+    rank = {"RANK": "0", "WORLD_SIZE": "1", "MUSTER_MODE": "synchronous", "SLEEP_SEC": "1"}
+    process = terminal.start("-P", "-m", "worker", JOB_ID="try", CHECKPOINT_EVERY="1", **rank)
     latest = terminal.directory / "checkpoints/try/LATEST"
     await_value(latest.exists, str)
     process.send_signal(signal.SIGINT)

@@ -46,7 +46,10 @@ class Project:
         self.write("elsewhere/package.py", "RATE = 1\n")
 
     def write(self, name: str, text: str) -> None:
-        (self.directory / name).write_text(text)
+        """Replace a file at once: a rank that starts meanwhile must not read an empty one."""
+        draft = self.directory / f"{name}.draft"
+        draft.write_text(text)
+        draft.replace(self.directory / name)
 
     def submit(self, **fields: object) -> str:
         wanted = {**TOGETHER, "program": "train.py:Model", "world_size": 2, "spare_ranks": 0}

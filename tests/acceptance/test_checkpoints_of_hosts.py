@@ -13,7 +13,7 @@ from muster.checkpoints.listing import checkpoint_dirs
 from tests.support.clusters import ClusterInstallation, cluster, needs_cluster
 from tests.support.installation import Seen, is_running
 
-pytestmark = [needs_cluster(), pytest.mark.timeout(180)]
+pytestmark = [needs_cluster(), pytest.mark.timeout(300)]
 
 COMMAND = [sys.executable, str(Path(__file__).parents[2] / "examples" / "aware.py")]
 JOB = {"world_size": 4, "sleep_sec": 0.02, "hosts": ["host-1", "host-2"], "seed": 3}

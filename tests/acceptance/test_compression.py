@@ -12,7 +12,7 @@ from tests.support import noise
 from tests.support.clusters import ClusterInstallation, cluster, needs_cluster, trains
 from tests.support.marks import long
 
-pytestmark = [needs_cluster(), pytest.mark.timeout(180)]
+pytestmark = [needs_cluster(), pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

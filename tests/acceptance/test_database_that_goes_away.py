@@ -110,7 +110,7 @@ def test_a_coordinator_stopped_during_an_outage_loses_no_event(
         assert coordinator.process is not None
         coordinator.process.send_signal(signal.SIGTERM)
         tells("handover_waits")
-    assert coordinator.process.wait(30) == 0
+    assert coordinator.process.wait(60) == 0
     coordinator.start()
     (tmp_path / "go").touch()
     remote.complete(job_id)

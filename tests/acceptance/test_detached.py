@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,18 @@ import pytest
 
 from cli.errors import ExitCode
 from cli.services.record import ServiceRecord, read_record
+from database.engine import Database
+from database.tokens import Tokens
 from muster.contracts.settings.paths import DataDir
 from muster.contracts.settings.services import DEFAULT_PORT
+from muster.contracts.token import Scope
 from muster.host.containment import tagged_processes
 from muster.host.files import LOG_LIMIT_BYTES
 from muster.host.ports import free_port
 from muster.host.processes import is_running, send_signal
 from tests.support.certificates import key_of, needs_openssl, own_certificate
 from tests.support.installation import DEADLINE_SECONDS, await_value, without_ours
+from tests.support.marks import long
 from tests.support.services import child_service
 
 SLEEPER = "import time; time.sleep(600)"
@@ -176,9 +180,9 @@ def test_default_port_that_is_taken_is_replaced(shell: Shell) -> None:
 
 
 def test_requiring_tokens_without_an_admin_says_what_to_do(shell: Shell) -> None:
-    shell.up()
-    assert shell.run("token", "create", "ci", "--scope", "submit").returncode == 0
-    shell.run("down")
+    shell.files.root.mkdir()
+    with closing(Database.open(shell.files.root / "muster.db")) as database:
+        Tokens(database).create("ci", Scope.SUBMIT, lifetime=None, created_by=None)
     strict, lax = ({"MUSTER_REQUIRE_TOKEN": word} for word in "10")
     printed = shell.up(**strict)
     assert "no admin token is valid" in printed
@@ -229,7 +233,7 @@ def test_services_that_do_not_come_up_say_why(shell: Shell) -> None:
     assert not shell.files.services_record.exists()
 
 
-@pytest.mark.parametrize("words", [("up",), ("up", "-d")], ids=" ".join)
+@pytest.mark.parametrize("words", [long(("up",)), ("up", "-d")], ids=" ".join)
 @pytest.mark.parametrize(
     ("environ", "code", "word"),
     [

@@ -2,14 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.support.clusters import cluster, needs_cluster
 from tests.support.installation import await_value
 
 
 @needs_cluster()
-@pytest.mark.timeout(120)
 def test_a_machine_that_asks_to_join_trains_along(tmp_path: Path) -> None:
     with cluster(tmp_path, count=4) as installation:
         *_, last = installation.machines

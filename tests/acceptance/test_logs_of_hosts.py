@@ -4,8 +4,6 @@ import signal
 import sys
 from pathlib import Path
 
-import pytest
-
 from muster.contracts.settings.paths import DataDir
 from tests.support.clusters import cluster, needs_cluster
 from tests.support.installation import DEADLINE_SECONDS, await_value
@@ -28,7 +26,6 @@ def printed_by(rank: int) -> list[str]:
 
 
 @needs_cluster()
-@pytest.mark.timeout(120)
 def test_all_lines_of_all_hosts_arrive(tmp_path: Path) -> None:
     # Ranks that do not train together need a store for what they might save.
     with cluster(tmp_path, **variables(shared_store())) as installation:

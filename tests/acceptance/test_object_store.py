@@ -107,19 +107,27 @@ def test_killed_processes_change_the_bits(
     assert logs == []
 
 
+@pytest.fixture(scope="module")
+def proxied_installation(
+    tmp_path_factory: pytest.TempPathFactory, dataset_dir: Path
+) -> Iterator[tuple[Installation, FaultyStore]]:
+    root = tmp_path_factory.mktemp("proxied")
+    with faulty(shared_store()) as store:
+        environment = {**variables(store.access), "MUSTER_CACHE_DIR": str(root / "cache")}
+        with Installation(root, DATASET_DIR=str(dataset_dir), **environment) as installation:
+            yield installation, store
+
+
 @pytest.fixture
 def proxied(
-    tmp_path: Path, dataset_dir: Path, monkeypatch: pytest.MonkeyPatch
+    proxied_installation: tuple[Installation, FaultyStore], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[Installation, FaultyStore]]:
-    with faulty(shared_store()) as store:
-        environment = {
-            **variables(store.access),
-            "MUSTER_CACHE_DIR": str(tmp_path / "cache"),
-        }
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)  # for saving here what is deleted there
-        with Installation(tmp_path, DATASET_DIR=str(dataset_dir), **environment) as installation:
-            yield installation, store
+    installation, store = proxied_installation
+    for name, value in variables(store.access).items():
+        monkeypatch.setenv(name, value)  # for saving here what is deleted there
+    yield proxied_installation
+    store.fault, store.rewrite = lambda _: None, lambda *_: None
+    installation.end_jobs()
 
 
 FAULTS = {fault: lambda _, fault=fault: fault for fault in ("403", "drop before", "cut 40")}

@@ -9,7 +9,7 @@ import pytest
 from tests.support.chromium import Browser, Page
 from tests.support.installation import Installation
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 CONTROLS = ("button", "link", "textbox", "combobox", "spinbutton", "checkbox", "slider")
 

@@ -8,7 +8,7 @@ from tests.support.chromium import Page
 from tests.support.installation import TOGETHER, Installation, is_running
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs: pip install playwright")
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 def test_the_page_goes_on_after_the_service_was_killed(
@@ -21,14 +21,14 @@ def test_the_page_goes_on_after_the_service_was_killed(
     page.wait_for_selector("#head[data-live]")
     installation.api.end(signal.SIGKILL)
     stale = page.locator("#stale")
-    playwright.expect(stale).to_contain_text("stale since", timeout=20_000)
+    playwright.expect(stale).to_contain_text("stale since")
     installation.start_api()
-    playwright.expect(stale).to_be_hidden(timeout=20_000)
+    playwright.expect(stale).to_be_hidden()
     installation.kill(job_id, 0)
     events = page.locator("#events")
-    playwright.expect(events).to_contain_text("was ended by signal 9", timeout=20_000)
+    playwright.expect(events).to_contain_text("was ended by signal 9")
     installation.stop(job_id)
-    playwright.expect(events).to_contain_text("the job is STOPPED", timeout=20_000)
+    playwright.expect(events).to_contain_text("the job is STOPPED")
     known = installation.request("GET", f"/jobs/{job_id}/events").json()["events"]
     texts = page.locator("#events li bdi").all_inner_texts()
     assert texts == [event["message"] for event in reversed(known)], "once each, in order"
@@ -44,7 +44,7 @@ def test_a_deleted_job_is_said_to_be_deleted(
     page.goto(f"/ui/jobs/{job_id}")
     page.wait_for_selector("#head[data-live]")
     installation.request("DELETE", f"/jobs/{job_id}?force=true")
-    playwright.expect(page.locator("#stale")).to_have_text("deleted", timeout=20_000)
+    playwright.expect(page.locator("#stale")).to_have_text("deleted")
     page.reload()
     playwright.expect(page.locator("main")).to_contain_text(f"there is no job {job_id}")
 

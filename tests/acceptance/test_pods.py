@@ -17,7 +17,7 @@ from tests.support.installation import await_value
 from tests.support.kubernetes import needs_kubernetes
 from tests.support.podman import Podman, needs_podman
 
-pytestmark = [needs_podman(), needs_cluster(), needs_kubernetes(), pytest.mark.timeout(180)]
+pytestmark = [needs_podman(), needs_cluster(), needs_kubernetes(), pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -73,7 +73,7 @@ def test_a_script_with_our_handle_is_watched_and_resumes_exactly(
     script.write_text(OURS)
     fields = {"world_size": 2, "epochs": 3, "command": [sys.executable, str(script)]}
     calm = installation.submit(**fields)
-    job_id = installation.submit(**fields, sleep_sec=0.05)
+    job_id = installation.submit(**fields, sleep_sec=0.12)
     installation.wait_until(job_id, has_saved)
     installation.kill(job_id, 1)
     seen = installation.wait_until(job_id, restarts(1, rank=1))

@@ -18,8 +18,8 @@ from tests.support.installation import (
 )
 from tests.support.pools import PooledJob
 
-LONG = {"world_size": 2, "epochs": 6, "sleep_sec": 0.05}
-"""Two ranks of 96 steps and five seconds: time to be interrupted."""
+LONG = {"world_size": 2, "epochs": 6, "sleep_sec": 0.08}
+"""Two ranks of 96 steps and more than seven seconds: time to be interrupted."""
 
 
 def test_a_world_size_is_enough_to_train(installation: Installation) -> None:

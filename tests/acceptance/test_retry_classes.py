@@ -11,8 +11,8 @@ import pytest
 from muster.host.processes import descendants
 from tests.support.installation import Installation, Seen, await_value, has_saved
 
-LONG = {"world_size": 2, "epochs": 4, "sleep_sec": 0.03}
-"""Two ranks of 64 steps and two seconds: time to be interrupted."""
+LONG = {"world_size": 2, "epochs": 4, "sleep_sec": 0.1}
+"""Two ranks of 64 steps and six seconds: time to be interrupted."""
 
 FAILING_PROGRAM = """
 from muster.training.classifier import Classifier

@@ -20,7 +20,7 @@ from tests.support.installation import Seen, await_value
 from tests.support.kubernetes import Kubernetes, needs_kubernetes
 from tests.support.slurm import Slurm, needs_slurm
 
-pytestmark = [needs_cluster(), pytest.mark.timeout(180)]
+pytestmark = [needs_cluster(), pytest.mark.timeout(300)]
 
 Both = tuple[ClusterInstallation, SchedulerUnderTest]
 

@@ -232,6 +232,6 @@ def test_services_refuse_to_lend_their_own_keys(tmp_path: Path) -> None:
     installation = Installation(tmp_path, **{LENT_NAMES: "MUSTER_TOKEN"})
     installation.api.start()
     assert installation.api.process is not None
-    assert installation.api.process.wait(30) == 1
+    assert installation.api.process.wait(60) == 1
     assert LENT_NAMES in installation.api.log.read_text()
     installation.api.process = None

@@ -5,6 +5,7 @@ import signal
 import pytest
 
 from tests.support.installation import Installation, await_value
+from tests.support.marks import long
 
 STEPS, SPIKE, NOT_FINITE = 1000, 690, 695
 
@@ -24,13 +25,14 @@ run.checkpoint({{"step": run.steps_done}})
 """
 
 
-@pytest.mark.parametrize("gang", [False, True])
-def test_a_curve_goes_on_over_kills(installation: Installation, *, gang: bool) -> None:
+@pytest.mark.parametrize("restart_scope", [long("rank"), "gang"])
+def test_a_curve_goes_on_over_kills(installation: Installation, restart_scope: str) -> None:
     def greatest() -> list[float]:
         loss = installation.request("GET", f"/jobs/{job_id}/series").json()["series"]["loss"]
         return [*loss["live"]["greatest"], *loss["abandoned"]["greatest"]]
 
-    scope = {"restart_scope": "gang", "world_size": 2, "keep_last": 100} if gang else {}
+    gang = {"restart_scope": "gang", "world_size": 2, "keep_last": 100}
+    scope = gang if restart_scope == "gang" else {}
     job_id = installation.submit(command=["python", "-c", PROGRAM], **scope)
     installation.wait_until(job_id, lambda seen: seen["step"] > 100)
     installation.coordinator.end(signal.SIGKILL)

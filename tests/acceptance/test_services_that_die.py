@@ -31,15 +31,16 @@ from tests.support.installation import (
     pids,
     records,
 )
+from tests.support.marks import long
 
-LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
-"""Two ranks of 48 steps and more than two seconds: time to be interrupted."""
+LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.12}
+"""Two ranks of 48 steps and more than five seconds: time to be interrupted."""
 
 CHECKPOINTS = 2 * 10
 """Of both ranks: after every five steps, and after the last one."""
 
 
-@pytest.mark.parametrize("victims", [["coordinator"], ["agent"], ["coordinator", "agent"]])
+@pytest.mark.parametrize("victims", [long(["coordinator"]), ["agent"], ["coordinator", "agent"]])
 def test_killing_services_repeatedly_disturbs_no_rank(
     installation: Installation, undisturbed: Undisturbed, victims: list[str]
 ) -> None:

@@ -14,8 +14,8 @@ from muster.host.containment import tagged_processes
 from muster.host.processes import send_signal
 from tests.support.installation import Installation, Undisturbed, await_value, is_over, is_running
 
-LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
-"""Two ranks of 48 steps and more than two seconds: time to be interrupted."""
+LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.12}
+"""Two ranks of 48 steps and more than five seconds: time to be interrupted."""
 
 SAVING = """
 import os, signal, sys, time

@@ -19,6 +19,18 @@ for library in ("transformers", "accelerate", "lightning", "torchdata"):
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # each start imports torch and a library
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface.py"
+SLOW = f"""
+import os, runpy, time
+import muster.torch.huggingface as module
+
+class Slow(module.MusterCallback):
+    def on_step_begin(self, *_, **__):
+        time.sleep(float(os.environ["PAUSE"]))
+
+module.MusterCallback = Slow
+runpy.run_path({str(EXAMPLE)!r}, run_name="__main__")
+"""
+"""So slow that it is not over before it is killed."""
 
 
 def test_a_signalled_trainer_ends_with_the_same_bits(tmp_path: Path) -> None:
@@ -29,16 +41,18 @@ def test_a_signalled_trainer_ends_with_the_same_bits(tmp_path: Path) -> None:
 def test_a_killed_job_of_hugging_face_ends_with_the_same_bits(
     installation: Installation, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-W", "ignore", str(EXAMPLE)]
+    (tmp_path / "train.py").write_text(SLOW)
+    command = [sys.executable, "-W", "ignore", "train.py"]
     fields = {"world_size": 1, "command": command, "working_dir": str(tmp_path)}
-    fields |= {"env": {"EPOCHS": "9"}}  # so that it is killed long before its end
-    killed = installation.submit(**fields)
+    fields |= {"checkpoint_every": 5}
+    env = {"EPOCHS": "1", "OMP_NUM_THREADS": "1"}
+    killed = installation.submit(**fields, env={**env, "PAUSE": "0.5"})
     installation.wait_until(killed, has_saved)
     installation.kill(killed, 0)
     installation.wait_until(killed, restarts(1))
-    calm = installation.submit(**fields)
+    calm = installation.submit(**fields, env={**env, "PAUSE": "0"})
     shown = [installation.complete(job_id) for job_id in (killed, calm)]
-    assert [(it["step"], it["total_steps"]) for it in shown] == [(288, 288)] * 2
+    assert [(it["step"], it["total_steps"]) for it in shown] == [(32, 32)] * 2
     assert shown[1]["loss"] is not None
     logs = [installation.log(job_id, 0) for job_id in (killed, calm)]
     assert "resumes from /" in logs[0]

@@ -162,7 +162,7 @@ def test_buffers_that_a_forward_pass_replaces_have_the_same_bits(
     installation: Installation, tmp_path: Path, alone: dict[str, str]
 ) -> None:
     found = {}
-    for before, world_size in (("", 3), (STAGED, 2)):
+    for before, world_size in (("", 2), (STAGED, 2)):
         (tmp_path / "train.py").write_text(before + BUFFERS)
         command = [sys.executable, "train.py"]
         fields = {"command": command, "min_workers": world_size, "working_dir": str(tmp_path)}
@@ -240,7 +240,7 @@ def test_all_that_a_loop_may_have_survives_a_kill_and_a_stop(
     command = [sys.executable, "-W", "ignore", "train.py"]
     fields = {"command": command, "working_dir": str(tmp_path)}
     env = {"WORKERS": "2", "PAUSE": "0.4"}
-    killed = submit(installation, 2, env=env, spare_ranks=1, **fields)
+    killed = submit(installation, 2, env=env, **fields)
     installation.wait_until(killed, has_saved_once)
     installation.kill(killed, 0)
     installation.wait_until(killed, restarts(1))

@@ -34,7 +34,7 @@ from tests.support.installation import (
 )
 from tests.support.services import child_service
 
-LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.05}
+LONG = {"world_size": 2, "epochs": 3, "sleep_sec": 0.12}
 
 DEAF = (
     "import signal, time; signal.signal(signal.SIGTERM, lambda *_: print('ignored', flush=True)); "

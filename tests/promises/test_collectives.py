@@ -258,7 +258,7 @@ def bits(value: Outcome) -> object:
     return None if value is None else (value.shape, value.dtype.name, value.tobytes())
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8, *map(long, [4, 6, 7, 9])])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, *map(long, [6, 7, 8, 9])])
 @pytest.mark.parametrize("name", BACKENDS)
 def test_results_are_those_of_numpy(name: str, world_size: int) -> None:
     def rank(backend: Backend) -> list[str]:

@@ -47,7 +47,7 @@ from muster.links.identity import job_identity
 from muster.links.session import Answerer
 from tests.support.installation import await_value, without_ours
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 60.0
 
 AGENT = ("-m", "worker.agent")
 

@@ -33,7 +33,7 @@ from muster.host import processes
 from muster.host.containment import tag_of, tagged_processes
 from muster.host.processes import identify, send_signal
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 """Far beyond what anything here takes on a busy machine; only a failure waits so long."""
 
 FIRST_POLL_SECONDS, POLL_SECONDS = 0.02, 0.1
@@ -307,8 +307,8 @@ class Installation:
     # What a person would look at
 
     def describe(self, job_id: str) -> str:
-        parts = [json.dumps(self.job(job_id), indent=1), json.dumps(self.see(job_id), indent=1)]
-        parts += [f"{event['at']} {event['message']}" for event in self.events(job_id)]
+        parts = [f"{event['at']} {event['message']}" for event in self.events(job_id)]
+        parts += [json.dumps(self.see(job_id), indent=1), json.dumps(self.job(job_id), indent=1)]
         files = self.files.job(job_id)
         logs = [*sorted(files.logs.glob("*.log")), files.agent_log]
         parts += [end_of(log) for log in [*logs, self.coordinator.log, self.api.log]]

@@ -12,7 +12,7 @@ from muster.mesh.identity import mesh_identity
 from muster.mesh.network import Network
 from tests.support.installation import await_value
 
-DEADLINE_SECONDS = 15.0
+DEADLINE_SECONDS = 60.0
 SECRET = bytes(32)
 PRESET = Preset(every_seconds=0.1, timeout_seconds=1.0, failures=3)
 

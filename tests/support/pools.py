@@ -13,7 +13,7 @@ from muster.contracts.settings.paths import checkpoints_of_job
 from tests.support.installation import Installation, Seen, Value, await_value, is_over
 from tests.support.paced import PACE_FILE, request_to_hang
 
-PACE_SECONDS = 0.02
+PACE_SECONDS = 0.05
 """Of one virtual shard, while a job is slowed down."""
 
 PROGRAM: Mapping[str, Any] = {

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-CASES = 60
+CASES = 30
 
 
 @pytest.mark.skipif(find_spec("schemathesis") is None, reason="Schemathesis is not installed")

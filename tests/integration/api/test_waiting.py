@@ -36,13 +36,13 @@ def test_many_waits_do_not_block_other_requests(
     waiting = threading.Barrier(MORE_THAN_THREADS + 1)
 
     def wait() -> str:
-        waiting.wait(20)
+        waiting.wait(60)
         answer = httpx.get(f"{service.url}/jobs/{job}?wait=60&until=RUNNING", timeout=70)
         return str(answer.json()["status"])
 
     with ThreadPoolExecutor(MORE_THAN_THREADS) as people:
         asked = [people.submit(wait) for _ in range(MORE_THAN_THREADS)]
-        waiting.wait(20)
+        waiting.wait(60)
         for _ in range(5):
             assert client.get(f"/jobs/{job}").json()["status"] == "QUEUED"
         stand_in.run(job)

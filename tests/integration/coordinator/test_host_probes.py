@@ -15,7 +15,7 @@ from muster.host.limits import usable_processors
 from tests.support.clusters import ClusterInstallation, cluster, needs_cluster
 from tests.support.installation import await_value, newest_checkpoint
 
-pytestmark = [needs_cluster(), pytest.mark.timeout(120)]
+pytestmark = needs_cluster()
 
 Hosts = list[dict[str, Any]]
 

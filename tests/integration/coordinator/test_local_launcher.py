@@ -19,7 +19,7 @@ from muster.contracts.settings.names import PROCESS_TAG, PROCESS_TAG_WIDTH
 from muster.host.containment import tag_of, tagged_processes
 from muster.host.processes import descendants, environment_of, is_stopped, module_command
 from tests.support.hosts import USER, needs_hosts
-from tests.support.installation import await_value
+from tests.support.installation import DEADLINE_SECONDS, await_value
 from tests.support.launchers import Scene, local
 
 
@@ -100,18 +100,19 @@ def test_an_agent_starts_if_the_fork_server_dies_meanwhile(tmp_path: Path) -> No
 @needs_hosts(network=False)
 def test_an_agent_of_another_network_is_ended_not_awaited(tmp_path: Path) -> None:
     uid = uuid.uuid4().hex
-    words = ["unshare", *USER, "--net", "sh", "-c", "echo; exec sleep 60"]
+    words = ["unshare", *USER, "--net", "sh", "-c", "echo; read _"]
     environ = {**os.environ, PROCESS_TAG: f"{uid}/agent"}
 
     async def adopted() -> AgentProcess | None:
         async with Scene(tmp_path) as scene:
             return await scene.launcher(local).adopt(uid, None)
 
-    with subprocess.Popen(words, env=environ, stdout=subprocess.PIPE) as agent:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(words, env=environ, **pipes) as agent:
         assert agent.stdout is not None
-        agent.stdout.readline()  # it is there
+        agent.stdout.readline()  # it is there, and executes no other program
         assert asyncio.run(adopted()) is None
-        assert agent.wait(20) == -signal.SIGKILL
+        assert agent.wait(DEADLINE_SECONDS) == -signal.SIGKILL
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
@@ -130,7 +131,7 @@ def test_the_fork_server_ends_with_its_coordinator(tmp_path: Path, *, is_busy: b
         with Path(os.devnull).open() as nothing, log.open("w") as output:
             socket.send_fds(ours, [request], [nothing.fileno(), output.fileno()])
     ours.close()
-    _, errors = server.communicate(timeout=30)
+    _, errors = server.communicate(timeout=60)
     assert (server.returncode, errors) == (0, b"")
     if is_busy:
         await_value(lambda: "has no assignment and exits" in log.read_text(), log.read_text)

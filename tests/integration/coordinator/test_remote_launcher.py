@@ -43,7 +43,7 @@ from tests.support.launchers import ENVIRON, Scene, agents_of, by_command, local
 from tests.support.stories import queued_job
 from worker.ranks.start import RankSecrets
 
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 60.0
 
 SILENT = ("sh", "-c", "sleep 60; exit 1")
 

@@ -35,7 +35,7 @@ from tests.support.clusters import (
 from tests.support.installation import await_value, pids
 from tests.support.launchers import ENVIRON, Scene, agents_of
 
-pytestmark = [needs_cluster(), pytest.mark.timeout(120)]
+pytestmark = needs_cluster()
 
 MASTER = "ControlMaster=yes"
 

@@ -241,7 +241,7 @@ def test_killed_download_is_begun_again(tmp_path: Path) -> None:
 
     process = FORKED.Process(target=run)
     process.start()
-    assert begun.wait(10)
+    assert begun.wait(60)
     with pytest.raises(BlockingIOError):
         cache.fetch(KEYS[0], SIZE, hang, wait=False)
     process.kill()

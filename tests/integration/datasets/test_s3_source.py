@@ -131,7 +131,7 @@ def test_next_shard_is_fetched_early(
     requested = threading.Event()
     faulty_store.fault = lambda done: requested.set() if done == GETS[1] else None
     opened(s3, filled, tmp_path).path(0, IN_ORDER)
-    assert requested.wait(10)
+    assert requested.wait(60)
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_ranks_follow_the_ring_of_the_nodes(home: Home, tmp_path: Path) -> None:
         for machine in machines:
             await_link(script, machine.network)
     (closed,) = {
-        future.result(15) for future in [gathering(one).wait_for("g", 4) for one in scripts]
+        future.result(60) for future in [gathering(one).wait_for("g", 4) for one in scripts]
     }
     assert tuple(each.node_id for each in gathering(scripts[0]).members_of(closed)) == order
 

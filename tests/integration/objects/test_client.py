@@ -25,6 +25,7 @@ from muster.objects.errors import (
 )
 from tests.support.certificates import key_of, needs_openssl, own_certificate
 from tests.support.faulty_store import FAULTS, FaultyStore, Rewrite, as_ceph
+from tests.support.marks import long
 from tests.support.s3_server import bare_client, shared_store, store_settings
 
 LONG = bytes(range(256)) * ((PART_BYTES + 1_000_000) // 256)
@@ -106,15 +107,20 @@ def test_a_long_object_is_whole_despite_a_fault(
         assert [*s3.uploads(place)] == []
 
 
+@pytest.mark.parametrize("step", [29, long(7)])
 def test_an_answer_cut_anywhere_is_asked_for_again(
-    s3: S3Client, faulty_store: FaultyStore, place: S3Location, monkeypatch: pytest.MonkeyPatch
+    s3: S3Client,
+    faulty_store: FaultyStore,
+    place: S3Location,
+    monkeypatch: pytest.MonkeyPatch,
+    step: int,
 ) -> None:
     monkeypatch.setattr(client, "PAUSE_SECONDS", 0.0)
     bare_client(shared_store()).create_multipart_upload(Bucket=place.bucket, Key=place.prefix)
     stored = s3.put_if_absent(place / "whole", views(b"content"))
     etag = s3.compare_and_swap(place / "head", b"0", None)
     uploads = [*s3.uploads(place)]
-    for end in range(0, 700, 7):
+    for end in range(0, 700, step):
         new, now = place / f"new{end}", b"%d" % (end + 1)
         faulty_store.fault = failing(f"cut {end}")
         etag = s3.compare_and_swap(place / "head", now, etag)

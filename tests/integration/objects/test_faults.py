@@ -10,7 +10,7 @@ from stress.objects import History, run
 
 @pytest.mark.slow
 def test_no_wrong_latest_despite_faults(tmp_path: Path) -> None:
-    assert run(tmp_path, operations=200, seed=1).faults == []
+    assert run(tmp_path, operations=100, seed=1).faults == []
 
 
 @pytest.mark.long

@@ -309,7 +309,7 @@ def test_a_killed_prefork_server_is_replaced_by_exec(stage: Stage) -> None:
     send_signal(prefork, signal.SIGKILL)
     agent.say(stage.order(None))
     assert agent.receive_of(RankExited, 0).exit_code == 0
-    assert half.wait(10) == -signal.SIGKILL
+    assert half.wait(60) == -signal.SIGKILL
 
 
 def test_a_command_that_does_not_exist_is_refused(stage: Stage) -> None:

@@ -212,7 +212,7 @@ def test_all_links_leave_a_coordinator_that_was_replaced(way: Way) -> None:
 def test_a_sender_ends_with_its_agent(way: Way) -> None:
     way.start("sender")
     sender = way.processes.pop("sender")
-    sender.communicate(timeout=20.0)
+    sender.communicate(timeout=60.0)
     assert sender.returncode == 1
 
 
