@@ -127,7 +127,6 @@ def test_secrets_appear_only_in_output_of_careless_programs(tmp_path: Path) -> N
     assert not report.faults, report
 
 
-@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_no_field_of_a_job_leads_out_of_its_directories(tmp_path: Path) -> None:
     report = injection.run(tmp_path, every=36, seed=0)

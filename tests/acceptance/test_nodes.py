@@ -133,3 +133,25 @@ def test_a_script_runs_in_the_home_of_each_machine_that_has_it(
     assert homes == {cluster.nodes.environ(host)["HOME"] for host in (leader, last)}, logs
     events = cluster.muster(without, "events", job)
     assert f"{without.name}" in events, events
+
+
+def test_ranks_that_others_may_run_too_wait_for_a_majority(
+    machines: list[Host], tmp_path: Path
+) -> None:
+    pair = machines[:2]
+    with nodes(pair, ["cli", "node"]) as running:
+        running.start(*pair)
+        cluster = Cluster(running, tmp_path / "job.json")
+        leader = cluster.leader()
+        (other,) = (each for each in pair if each is not leader)
+        words = ("-n", "2", "--", "sleep", "600")
+        job = cluster.submit_words(other, *words)
+        shown = lambda: cluster.muster(other, "events", job)  # noqa: E731
+        await_value(lambda: cluster.nodes_of(other, job), shown)
+        await_value(lambda: cluster.has_copies(leader), shown)
+        leader.power_off()
+        assert cluster.leader(leader) is other
+        await_value(lambda: "muster node forget NAME" in shown(), shown)
+        await_value(lambda: not cluster.nodes_of(other, job), shown)
+        cluster.muster(other, "node", "forget", leader.name)
+        await_value(lambda: cluster.nodes_of(other, job) == {other.name}, shown)
