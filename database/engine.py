@@ -1,6 +1,7 @@
 """`Database`: transactions on SQLite or PostgreSQL, with the driver's errors as plain sentences."""
 
 import secrets
+import sqlite3
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -284,7 +285,14 @@ class Database:
         if self.kind != "sqlite":
             replication = None
         elif replication:  # what this node has acknowledged as a follower comes first
-            position_of(Path(str(self._backend.engine.url.database)))
+            path = Path(str(self._backend.engine.url.database))
+            try:
+                position_of(path)
+            except sqlite3.Error as error:
+                raise DatabaseUnavailable(
+                    f"the rows of other nodes cannot be written to {path} ({error}): see whether "
+                    "its disk is full, and which process has it open"
+                ) from error
         with self._explained():
             with self._backend.engine.connect() as connection:
                 is_ready = self._backend.is_prepared(connection) and (

@@ -236,7 +236,9 @@ async def hand_over(network: Network, part: Node, services: NodeServices) -> Non
     await services.hand_over()
     until = time.monotonic() + SUCCESSOR_SECONDS
     # Of the thread of the network: there is no event to wait for.
-    while part.master is None and has_successor(network) and time.monotonic() < until:
+    while (  # noqa: ASYNC110
+        part.master is None and has_successor(network) and time.monotonic() < until
+    ):
         await asyncio.sleep(POLL_SECONDS)
 
 

@@ -186,7 +186,7 @@ class Election:
         self._candidates: dict[str, Candidate] = {}  # that have answered the call
         self._silent: set[str] = set()  # that have not
         self._called_at = now
-        self._lost = ""  # the last master
+        self.lost = ""  # the last master, if it was lost
         self._rival = ""  # the other master that the owner has heard of
         self._messages: list[tuple[str, ElectionMessage]] = []
         self._events: list[Event] = []
@@ -261,7 +261,7 @@ class Election:
         """Know no master, and campaign after silence, if at all."""
         if self.state is not State.IDLE:
             self._move(State.IDLE)
-        self._lost = self.accepted.node if self.accepted else ""
+        self.lost = self.accepted.node if self.accepted else ""
         self.accepted = None
         self._plan(now + SILENCE_SECONDS if self._may_lead else float("inf"), self._campaign)
 
@@ -294,7 +294,7 @@ class Election:
         self._candidates = {}
         self._call_nonce, self._asked_at, self._called_at = self._nonce + 1, now, now
         audience = self._audience()
-        self._silent = {*audience} - {self._lost}
+        self._silent = {*audience} - {self.lost}
         self._ask(audience, now, self._candidate())
         self._plan(now + COLLECTING_SECONDS, self._decide)
 
@@ -369,8 +369,7 @@ class Election:
         lived_at = float("-inf") if asked_at is None else asked_at - report.age_seconds
         if lived_at > now - SILENCE_SECONDS:
             if self.state is State.MASTER and said.node != self._rival:
-                self._rival = said.node
-                self._tell_owner("split_brain", said)
+                self._meet_rival(said, now)
             if said.is_of(own) or self._is_preferred(said):
                 self._follow(said, lived_at, now)
         elif said.is_of(own):
@@ -379,6 +378,12 @@ class Election:
         elif asked_at is None and (self.state is State.MASTER or self._is_preferred(said)):
             self._ask([node], now)
         self._contradict(node, said, now)
+
+    def _meet_rival(self, said: Mastership, now: float) -> None:
+        self._rival = said.node
+        self._tell_owner("split_brain", said)
+        if said.epoch == self.epoch and not self._is_preferred(said):
+            self._begin_epoch(now)  # agents may have heard of either in this one
 
     def _contradict(self, node: str, said: Mastership, now: float) -> None:
         """Answer a master whose epoch is behind, and a node that has a worse master."""

@@ -160,6 +160,11 @@ class Node:
         return self.cluster is not None and self._election.state is State.MASTER
 
     @property
+    def lost_master(self) -> str:
+        """The id of the node that has led before, if this one has lost it."""
+        return self._election.lost
+
+    @property
     def epoch(self) -> int:
         """The epoch of the master, as far as this node knows."""
         return self._election.epoch

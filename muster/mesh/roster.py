@@ -77,6 +77,8 @@ class Roster:
         """By this node, while it leads."""
         self._heard: Roll | None = None
         """From the node that leads."""
+        self._suspect = ""
+        """The master that was lost; its link may seem to be open for half a minute."""
         self._leader = kept.leader if kept else ""
         """The node that has led with a majority last."""
         self._members = {
@@ -88,6 +90,8 @@ class Roster:
         network.attach(self)
 
     def receive(self, peer: Peer, message: Message) -> None:
+        if peer.node_id == self._suspect:
+            self._suspect = ""
         match message:
             case Hello():
                 self.renew(peer)
@@ -117,6 +121,8 @@ class Roster:
     def check(self) -> None:
         node, copy = self._node, self._network.hello.copy
         if node.leads:
+            if self._said is None:
+                self._suspect = node.lost_master
             self._lead()
         else:
             if self._said is not None:
@@ -145,7 +151,8 @@ class Roster:
     def _answers(self, node_id: str) -> bool:
         health = self._network.health.peers.get(self._node.process_of(node_id))
         silent_since = since_boot() - SILENCE_SECONDS
-        return health is not None and not (health.open and health.open[0] < silent_since)
+        is_silent = health is not None and health.open and health.open[0] < silent_since
+        return health is not None and not is_silent and node_id != self._suspect
 
     def _lead(self) -> None:
         """Say who the members are, and which rows are written from now on."""
@@ -183,7 +190,7 @@ class Roster:
             has_majority=self.has_majority,
             leader=self._leader,
             has_copies=self._has_copies,
-            nodes=(self._own(), *(self._members[each] for each in sorted(self._members))),
+            nodes=(self._own(), *map(self._member, sorted(self._members))),
             ring=self._node.links.ring,
             links=tuple(
                 NodeLink(nodes=link.nodes, bytes_per_second=link.bytes_per_second)
@@ -199,6 +206,12 @@ class Roster:
         else:
             self._written = members
 
+    def _member(self, node_id: str) -> MemberNode:
+        member = self._members[node_id]
+        return msgspec.structs.replace(
+            member, is_linked=member.is_linked and node_id != self._suspect
+        )
+
     def _own(self) -> MemberNode:
         return _member(self._network.node_id, self._network.hello, None)
 
@@ -210,7 +223,7 @@ class Roster:
         if len(found) != 1:
             names = ", ".join(sorted(f"{one.name} ({one.node_id})" for one in found))
             return (f"several nodes have this name: {names}" if found else "no such node").encode()
-        if found[0].is_linked:
+        if self._member(found[0].node_id).is_linked:
             return b"it is linked: end it there with Ctrl-C, or muster node leave"
         del self._members[found[0].node_id]
         self._network.act()

@@ -1,7 +1,5 @@
 """Another machine leads once the first one is switched off, with a copy of its rows."""
 
-import json
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +12,6 @@ from tests.support.nodes import Cluster, nodes
 
 pytestmark = [needs_hosts(), pytest.mark.timeout(400)]
 
-COPIED = ("muster.db", "secrets")
-
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[list[Host]]:
@@ -25,26 +21,9 @@ def machines(tmp_path: Path) -> Iterator[list[Host]]:
 
 @pytest.fixture
 def cluster(machines: list[Host], tmp_path: Path) -> Iterator[Cluster]:
-    with nodes(machines, ["tests.support.successor_node"]) as running:
+    with nodes(machines, ["cli", "node"]) as running:
         running.start(*machines)
         yield Cluster(running, tmp_path / "job.json")
-
-
-def move_rows(cluster: Cluster, source: Host, target: Host) -> None:
-    """Have `target` lead with a copy of the rows of `source`, which is off."""
-    for name in COPIED:
-        found = source.directory / "node" / name
-        if found.is_dir():
-            shutil.copytree(found, target.directory / "node" / name, dirs_exist_ok=True)
-        elif found.exists():
-            shutil.copy(found, target.directory / "node" / name)
-    for host in cluster.nodes.hosts:
-        file = host.directory / "node" / "cluster.json"
-        record = json.loads(file.read_text()) | {
-            "founder": cluster.nodes.ids[target],
-            "name": target.name,
-        }
-        file.write_text(json.dumps(record))
 
 
 def is_answered(cluster: Cluster, host: Host, job: str) -> bool:
@@ -70,8 +49,9 @@ def test_training_goes_on_under_another_machine(cluster: Cluster, machines: list
     await_value(lambda: cluster.nodes_of(second, job) == names, shown)
     await_value(lambda: common_step(cluster, second, job) > 20, shown)
     step = max(each["step"] or 0 for each in cluster.ask(second, f"/jobs/{job}/summary")["workers"])
+    await_value(lambda: cluster.has_copies(leader), str)
     leader.power_off()
-    move_rows(cluster, leader, second)
+    second = cluster.leader(leader)
 
     def has_new_step() -> bool:
         try:
@@ -119,8 +99,9 @@ def test_ranks_that_train_alone_run_on_or_are_held(cluster: Cluster, machines: l
         job: next(each["rank"] for each in workers(job) if each["node"] == leader.name)
         for job in both
     }
+    await_value(lambda: cluster.has_copies(leader), str)
     leader.power_off()
-    move_rows(cluster, leader, second)
+    second = cluster.leader(leader)
     shown = lambda: "".join(cluster.muster(last, "events", job) for job in both)  # noqa: E731
 
     def is_replaced() -> bool:
@@ -151,10 +132,9 @@ def test_ranks_beside_a_dead_leader_go_on_under_the_next(
     job = cluster.submit(last, epochs=30)
     shown = lambda: cluster.muster(last, "events", job)  # noqa: E731
     await_value(lambda: cluster.nodes_of(second, job) == names, shown)
-    leader.freeze()  # nothing is written meanwhile
+    await_value(lambda: cluster.has_copies(leader), shown)
     cluster.nodes.kill(leader)
-    move_rows(cluster, leader, second)
-    leader.thaw()
+    second = cluster.leader(leader)
     cluster.nodes.start(leader)
     await_value(lambda: is_answered(cluster, last, job), lambda: "", 60)
     cluster.complete(last, job)
