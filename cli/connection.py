@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from cli.config import apply_config_file
-from cli.output import ShellPath, notice_if_slow
+from cli.output import ShellPath, notice_if_slow, say
 from cli.services.record import address_of, find_own_services
 from muster.contracts.errors import MusterError
 from muster.contracts.job.status import JobStatus
@@ -62,6 +62,7 @@ def connected(retry_seconds: float = RETRY_SECONDS) -> Iterator[Client]:
                     raise
                 deadline = client.connection.monotonic() + RETRY_SECONDS
                 client.connection.ask("GET", "/livez", deadline=deadline)
+        client.connection.warn = say
         yield client
 
 

@@ -11,6 +11,7 @@ import random
 import socket
 import ssl
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,6 +113,8 @@ class Connection:
         self.monotonic = monotonic
         self.sleep = sleep
         self.retry_seconds = retry_seconds
+        self.warn: Callable[[str], None] = warnings.warn
+        """Takes what an answer warns of."""
         try:
             self._http = httpx.Client(
                 base_url=url,
@@ -228,6 +231,8 @@ class Connection:
             raise self._unanswered(error) from error
         if not response.is_success:
             raise self._refused(response)
+        if warning := response.headers.get("Warning"):  # 199 muster "its text"
+            self.warn(warning.partition('"')[2].rstrip('"'))
         total = response.headers.get("X-Total-Count", "")
         link = response.links.get("next", {}).get("url")
         return ApiResponse(

@@ -56,6 +56,12 @@ def test_a_retry_after_beyond_the_limit_ends_the_retries() -> None:
     assert (caught.value.retry_after_seconds, scene.now) == (60.0, 0.0)
 
 
+def test_what_an_answer_warns_of_is_said() -> None:
+    answer = httpx.Response(200, json=JOB, headers={"Warning": '199 muster "it is on one disk"'})
+    with pytest.warns(UserWarning, match="^it is on one disk$"):
+        Scene(answer).client().job("a")
+
+
 @pytest.mark.parametrize("status", [408, 429, 502, 503, 504])
 def test_a_transient_status_is_retried_without_a_document(status: int) -> None:
     with Scene(httpx.Response(status, text="<html>Bad Gateway"), job()).client() as client:
