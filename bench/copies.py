@@ -30,7 +30,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as elsewhere:
         members = Path(elsewhere, "nodes.json")
         node = MemberNode(node_id="n", name="n", slots=1, cores=1, ram_mb=1, address=None)
-        write_members(members, Members(nodes=(node,), has_majority=True))
+        write_members(members, Members(nodes=(node, node), has_copies=True))
         with Services() as alone, Services(environ={"MUSTER_NODES": str(members)}) as leading:
             processes = copying(leading.root, members, Path(elsewhere, "muster.db"))
             try:

@@ -10,6 +10,7 @@ has the digest of one that nothing has disturbed.
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -25,6 +26,7 @@ SECONDS_EACH: Final = 45.0
 """Of training for one loss; more than it takes, or the training is over too early."""
 STEPS_OF_EPOCH: Final = 8
 LIMIT_SECONDS: Final = 120.0
+LINES: Final = 40
 MOST_OFF_SECONDS: Final = 30.0
 MOST_WAIT_SECONDS: Final = 5.0
 
@@ -52,7 +54,15 @@ class Training:
         self.await_true(lambda: self.step(host) > beyond)
 
     def await_true(self, is_true: Callable[[], object]) -> None:
-        await_value(is_true, lambda: f"{self.job} does not go on", LIMIT_SECONDS)
+        await_value(is_true, self.describe, LIMIT_SECONDS)
+
+    def describe(self) -> str:
+        parts = [f"{self.job} does not go on"]
+        for host in self.cluster.nodes.hosts:
+            parts += [f"--- {host.name}", *self.cluster.nodes.said(host)[-LINES:]]
+            with suppress(AssertionError):
+                parts += self.cluster.muster(host, "events", self.job).splitlines()[-LINES:]
+        return "\n".join(parts)
 
 
 def run(directory: Path, losses: int = 20, seed: int = 0) -> Report:

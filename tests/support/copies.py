@@ -42,7 +42,9 @@ def leading(directory: Path, *, epoch: int = 1, has_majority: bool = True, nodes
     each = {"name": "a", "slots": 1, "cores": 1, "ram_mb": 1, "address": None}
     members = tuple(MemberNode(node_id=str(number), **each) for number in range(nodes))
     file = directory / "nodes.json"
-    write_members(file, Members(nodes=members, epoch=epoch, has_majority=has_majority))
+    write_members(
+        file, Members(nodes=members, epoch=epoch, has_majority=has_majority, has_copies=True)
+    )
     return file
 
 

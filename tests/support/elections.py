@@ -9,9 +9,11 @@ from itertools import combinations, count
 from typing import TypeAlias
 
 from muster.mesh.election import (
+    NO_ROWS,
     Election,
     ElectionMessage,
     Event,
+    Rank,
     State,
     Stored,
 )
@@ -37,6 +39,8 @@ class Node:
 
     wall_offset: float
     may_lead: bool = True
+    copy: Rank = NO_ROWS
+    """Which rows it has, all the time."""
     stored: Stored = field(default_factory=Stored)
     unsaved: Stored | None = None
     backups: list[Stored] = field(default_factory=list)
@@ -113,6 +117,7 @@ class World:
         wall = self.now + node.wall_offset
         chance = random.Random(self.chance.getrandbits(32))  # noqa: S311  repeatable, not secret
         node.election = self.make(name, node.stored, wall, self.now, chance)
+        node.election.copy = node.copy
         node.election.permit(self.now, may_lead=node.may_lead and node.has_disk)
         node.seen, node.unsaved, node.epoch = {}, None, node.election.epoch
         for other in self.nodes:
@@ -304,6 +309,9 @@ class World:
         leading = self.nodes[first].election
         if leading is None or leading.state is not State.MASTER:
             return False
+        able = [self.nodes[name] for name in part if self.nodes[name].may_lead]
+        if any(other.copy[0] > self.nodes[first].copy[0] for other in able):
+            return False  # it lacks acknowledged rows
         # One that a member hears, and that answered it before the way back was cut, counts too.
         return first in part or any((first, name) not in self.blocked for name in part)
 
@@ -381,8 +389,13 @@ def _disturb(world: World, name: str, at: float, quiet_at: float) -> None:
         world.at(at, partial(world.break_disk, name, is_broken=True))
 
 
-def play(seed: int, make: type[Election] = Election, size: int = 0) -> World:
-    """Return a world at the end of one history; `size` nodes, or 3 to 9."""
+def play(
+    seed: int, make: type[Election] = Election, size: int = 0, *, has_copies: bool = False
+) -> World:
+    """Return a world at the end of one history; `size` nodes, or 3 to 9.
+
+    With `has_copies` they have different rows, and the newest have to lead.
+    """
     chance = random.Random(f"{seed} {size}")  # noqa: S311  repeatable, not secret
     world = World(chance, make, chance.choice([0.0, 0.05, 0.2, 0.4]), late=0.05, twice=0.05)
     names = [f"{chance.getrandbits(32):08x}" for _ in range(size or chance.randint(3, 9))]
@@ -390,6 +403,9 @@ def play(seed: int, make: type[Election] = Election, size: int = 0) -> World:
         offset = chance.choice([0.0, 0.0, chance.uniform(-YEAR_SECONDS, YEAR_SECONDS)])
         world.nodes[name] = Node(1.7e9 + offset, may_lead=chance.random() < 0.9)
         world.at(chance.uniform(0, 8), world.start, name)
+    if has_copies:
+        for number, node in enumerate(world.nodes.values()):
+            node.copy = (1, (seed + number) % 3), (2, (seed * 7 + number) % 5)
     quiet_at = chance.uniform(9, 40)
     world.cut(network(chance, names))
     for _ in range(chance.randint(0, 8)):

@@ -98,6 +98,10 @@ class Nodes:
         command = [sys.executable, "-m", "cli", "mesh", "--output", "json"]
         return msgspec.json.decode(host.run("env", "-C", str(ROOT), *words, *command), type=Status)
 
+    def said(self, host: Host) -> list[str]:
+        """Return the lines of a node."""
+        return self._log(host).read_text().splitlines()
+
     def _data(self, host: Host) -> Path:
         (host.directory / host.name).mkdir(exist_ok=True)
         made = host.directory / "node"

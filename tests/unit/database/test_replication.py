@@ -44,6 +44,7 @@ from database.replication.messages import (
     Unpacker,
     pack,
 )
+from muster.cluster.members import term_of
 from muster.contracts.position import Position
 from tests.support.copies import (
     WRITES,
@@ -134,10 +135,11 @@ def test_a_backup_is_of_no_image(database: Database, path: Path) -> None:
 def test_a_majority_counts_before_epoch_and_number() -> None:
     ascending = [
         Position(),
-        Position(majority_number=5, epoch=3, number=9),
-        Position(majority_number=6, epoch=2, number=6),
-        Position(majority_number=6, epoch=2, number=7),
-        Position(majority_number=6, epoch=3, number=6),
+        Position(majority_epoch=1, majority_number=9, epoch=3, number=9),
+        Position(majority_epoch=2, majority_number=5, epoch=3, number=9),
+        Position(majority_epoch=2, majority_number=6, epoch=2, number=6),
+        Position(majority_epoch=2, majority_number=6, epoch=2, number=7),
+        Position(majority_epoch=2, majority_number=6, epoch=3, number=6),
     ]
     assert all(older < newer for older, newer in pairwise(ascending))
 
@@ -149,6 +151,9 @@ def test_another_schema_may_not_lead(database: Database, path: Path) -> None:
     position = position_of(path)
     assert position is not None
     assert (position.revision, position.may_lead, HEAD < "r9999") == ("r9999", False, True)
+
+
+TERM = term_of(1, "0")
 
 
 def rows_of(*numbers: int, epoch: int = 1) -> list[Row]:
@@ -285,7 +290,7 @@ async def serving(path: Path) -> AsyncIterator[Callable[[], Awaitable[Client]]]:
         await asyncio.gather(*served)
 
 
-def at_row(path: Path, number: int, epoch: int = 1) -> Follow:
+def at_row(path: Path, number: int, epoch: int = TERM) -> Follow:
     return Follow(image_of(path), number, epoch)
 
 
