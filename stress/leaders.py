@@ -53,8 +53,10 @@ class Training:
     def await_progress(self, host: Host, beyond: int) -> None:
         self.await_true(lambda: self.step(host) > beyond)
 
-    def await_true(self, is_true: Callable[[], object]) -> None:
-        await_value(is_true, self.describe, LIMIT_SECONDS)
+    def await_true(
+        self, is_true: Callable[[], object], limit_seconds: float = LIMIT_SECONDS
+    ) -> None:
+        await_value(is_true, self.describe, limit_seconds)
 
     def describe(self) -> str:
         parts = [f"{self.job} does not go on"]
@@ -95,7 +97,10 @@ def run(directory: Path, losses: int = 20, seed: int = 0) -> Report:
                 lost.power_on()
             running.start(lost)
             print(f"loss {number + 1}: {served[-1]:.1f} s, {progressed[-1]:.1f} s", flush=True)
-        training.await_true(lambda: is_over(cluster.ask(leader, f"/jobs/{training.job}/summary")))
+        shown = f"/jobs/{training.job}/summary"
+        training.await_true(
+            lambda: is_over(cluster.ask(leader, shown)), LIMIT_SECONDS + losses * SECONDS_EACH
+        )
         if cluster.result(leader, leader, training.job) != training.wanted:
             report.faults.append("other bits than a training that was not disturbed")
         jobs = {each["job_id"] for each in cluster.ask(leader, "/jobs?limit=500")["jobs"]}

@@ -8,7 +8,7 @@ from typing import Any, Final, Self
 
 import msgspec
 from msgspec.msgpack import encode
-from sqlalchemy import Connection, Select, event, func, select
+from sqlalchemy import Connection, Select, Update, event, func, select
 
 from database.replication.copy import store
 from database.replication.messages import (
@@ -68,8 +68,9 @@ class Replication:
         def record(*of_statement: Any) -> None:  # noqa: ANN401  as the event has them
             _, _, sql, values, context, is_many = of_statement
             done = context.invoked_statement
-            # The lease is that of this leader: a copy does without its beats.
-            if not isinstance(done, Select) and getattr(done, "table", None) is not LEASES:
+            # A copy has to know who held the lease last, and does without its beats.
+            is_beat = isinstance(done, Update) and done.table is LEASES
+            if not (isinstance(done, Select) or is_beat):
                 statements.append((sql, values, is_many))
 
         # After, not before: a statement that fails may be caught by its caller.
