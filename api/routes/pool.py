@@ -41,12 +41,12 @@ def scale_job(
     """
     seen = state.jobs.get(job_id)
     version = required_version(seen, if_match)
-    if seen.spec.mode == "independent":
-        raise Conflict(
-            "keeps-its-world-size",
-            f"{job_id} is independent: its ranks read shards by rank number, so it keeps its world "
-            f"size of {seen.world_size}. Only a job of mode synchronous can be scaled.",
-        )
+    _refuse_independent(
+        seen,
+        "keeps-its-world-size",
+        f"its ranks read shards by rank number, so it keeps its world size of {seen.world_size}. "
+        "Only a job of mode synchronous can be scaled.",
+    )
     low, high = seen.spec.min_workers, seen.spec.largest_world_size
     if not low <= requested.world_size <= high:
         raise invalid_field(
@@ -84,14 +84,9 @@ def request_checkpoint(job_id: KnownJobId, state: State, caller: CurrentCaller) 
     It is durable once `checkpoint_requested` is false; the event `checkpoint_saved` names its step.
     """
     seen = state.jobs.get(job_id)
-    if seen.is_terminal:
-        raise JobOver(seen.job_id, seen.status)
-    if seen.spec.mode == "independent":
-        raise Conflict(
-            "not-synchronous",
-            f"{job_id} is independent: each of its ranks decides itself when it saves. Stop it "
-            f"(POST /jobs/{job_id}/stop) for a last checkpoint.",
-        )
+    _refuse_over(seen)
+    why = f"each of its ranks decides itself when it saves. Stop it (POST /jobs/{job_id}/stop) "
+    _refuse_independent(seen, "not-synchronous", f"{why}for a last checkpoint.")
     if seen.status not in _CAN_SAVE:
         raise Conflict(
             "not-running", f"{job_id} is {seen.status_shown}: wait until it runs, and ask again."
@@ -136,14 +131,13 @@ def request_join(
     """
     seen, host = state.jobs.get(job_id), state.host_named(asking.node)
     version = required_version(seen, if_match)
-    if seen.is_terminal:
-        raise JobOver(seen.job_id, seen.status)
-    if seen.spec.mode == "independent":
-        raise Conflict(
-            "keeps-its-world-size",
-            f"{job_id} is independent: its ranks read shards by rank number, so none can join. "
-            "Only a job of mode synchronous takes new workers.",
-        )
+    _refuse_over(seen)
+    _refuse_independent(
+        seen,
+        "keeps-its-world-size",
+        "its ranks read shards by rank number, so none can join. Only a job of mode synchronous "
+        "takes new workers.",
+    )
     _refuse_without_room(state, seen, asking, host)
     offer = f"{asking.backend}, GPUs: {asking.gpu_count}, epoch: {asking.epoch}"
     text = f"{asking.node} asked to join ({offer})"
@@ -192,12 +186,12 @@ def dismiss_worker(
     job_id: KnownJobId, worker_id: KnownWorkerId, state: State, caller: CurrentCaller
 ) -> Response:
     """Remove a worker at the next step boundary. The job has one rank less from then on."""
-    if state.jobs.get(job_id).spec.mode == "independent":
-        raise Conflict(
-            "keeps-its-world-size",
-            f"{job_id} is independent: no other rank would read the shards of a rank that leaves. "
-            "Only workers of a job of mode synchronous can leave.",
-        )
+    _refuse_independent(
+        state.jobs.get(job_id),
+        "keeps-its-world-size",
+        "no other rank would read the shards of a rank that leaves. Only workers of a job of mode "
+        "synchronous can leave.",
+    )
     job = state.history.request_departure(job_id, worker_id, actor=caller.name)
     state.coordinator.wake()
     return reply(job_view(job))
@@ -205,14 +199,19 @@ def dismiss_worker(
 
 def _set_pause(state: AppState, job_id: JobId, actor: str, *, paused: bool) -> Response:
     seen = state.jobs.get(job_id)
-    if seen.is_terminal:
-        raise JobOver(seen.job_id, seen.status)
-    if seen.spec.mode == "independent":
-        raise Conflict(
-            "never-pauses",
-            f"{job_id} is independent: its ranks share no step at which to pause. Stop it "
-            f"(POST /jobs/{job_id}/stop) and continue later with resume_from.",
-        )
+    _refuse_over(seen)
+    why = f"its ranks share no step at which to pause. Stop it (POST /jobs/{job_id}/stop) "
+    _refuse_independent(seen, "never-pauses", f"{why}and continue later with resume_from.")
     job = state.jobs.set_pause(job_id, paused=paused, actor=actor)
     state.coordinator.wake()
     return reply(job_view(job))
+
+
+def _refuse_over(job: Job) -> None:
+    if job.is_terminal:
+        raise JobOver(job.job_id, job.status)
+
+
+def _refuse_independent(job: Job, slug: str, why: str) -> None:
+    if job.spec.mode == "independent":
+        raise Conflict(slug, f"{job.job_id} is independent: {why}")
