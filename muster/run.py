@@ -37,7 +37,7 @@ from muster.checkpoints.errors import CheckpointMissing, RestoreDamaged, Unsuppo
 from muster.checkpoints.manifest import ARITHMETIC
 from muster.checkpoints.nested import flatten, load_into, unflatten
 from muster.contracts.errors import MusterError
-from muster.contracts.job.field_types import JOB_ID_PATTERN, ResumeFrom
+from muster.contracts.job.field_types import JOB_ID_PATTERN
 from muster.contracts.location import S3Location
 from muster.contracts.messages.rank import (
     METRIC_NAME_LIMIT,
@@ -45,7 +45,6 @@ from muster.contracts.messages.rank import (
     Heartbeat,
     RestoreFailed,
 )
-from muster.contracts.messages.storage import OpenCheckpoints
 from muster.contracts.messages.wire import encodable
 from muster.contracts.rank import COUNT_MAX, RankProgress
 from muster.contracts.series import LOSS
@@ -61,7 +60,7 @@ from muster.runtime.exit_report import print_error
 from muster.runtime.heartbeat import Supervision
 from muster.runtime.save_timer import SaveTimer
 from muster.runtime.stderr_messages import flush_streams
-from muster.runtime.storage_client import Checkpoints, open_checkpoints, open_data
+from muster.runtime.storage_client import Checkpoints, open_checkpoints, open_data, session_of
 
 if TYPE_CHECKING:
     from muster.mesh.group import MeshBackend
@@ -116,20 +115,8 @@ class Run:
         self.is_complete = False
         """Whether the program's loop is over. Set at the end of `batches` and of the last step; a
         program with another loop may set it, so that a slow exit after it is no failure."""
-        earlier = ResumeFrom.parse(settings.resume_from or "")
         self._backend = backend
-        self._session: Final = OpenCheckpoints(
-            location=self._checkpoints_of(settings.job_id),
-            inherited=self._checkpoints_of(earlier.job) if earlier.job else None,
-            inherited_step=earlier.step,
-            job_id=settings.job_id,
-            job_uid=settings.job_uid,
-            rank=settings.rank,
-            world_size=settings.world_size,
-            generation=settings.generation,
-            keep_last=settings.keep_last,
-            restore_from=settings.restore_from,
-        )
+        self._session: Final = session_of(settings, self._checkpoints_of)
         self._checkpoints = self._open(backend)
 
     @property

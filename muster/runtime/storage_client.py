@@ -23,6 +23,7 @@ from muster.checkpoints.manager import CheckpointManager, open_manager
 from muster.checkpoints.manifest import CheckpointName, decode_manifest
 from muster.checkpoints.reader import Checkpoint
 from muster.contracts.errors import MusterError, WireError
+from muster.contracts.job.field_types import ResumeFrom
 from muster.contracts.location import S3Location, parse_location
 from muster.contracts.messages import storage
 from muster.contracts.messages.agent import RankCheckpoints
@@ -315,6 +316,23 @@ class RemoteSource:
 
 
 Checkpoints: TypeAlias = CheckpointManager | RemoteCheckpoints
+
+
+def session_of(settings: RankSettings, place_of: Callable[[str], str]) -> OpenCheckpoints:
+    """Return what a rank says of its checkpoints; `place_of` returns the place of a job's."""
+    earlier = ResumeFrom.parse(settings.resume_from or "")
+    return OpenCheckpoints(
+        location=place_of(settings.job_id),
+        inherited=place_of(earlier.job) if earlier.job else None,
+        inherited_step=earlier.step,
+        job_id=settings.job_id,
+        job_uid=settings.job_uid,
+        rank=settings.rank,
+        world_size=settings.world_size,
+        generation=settings.generation,
+        keep_last=settings.keep_last,
+        restore_from=settings.restore_from,
+    )
 
 
 def open_checkpoints(

@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from muster.checkpoints.errors import CheckpointError, CheckpointMismatch, OtherArithmetic
 from muster.checkpoints.listing import refuse_other_schedule
 from muster.checkpoints.manifest import ARITHMETIC, BEST, SCHEDULE, VALUES, VIRTUAL_SHARDS, Manifest
-from muster.contracts.job.field_types import ResumeFrom, compression_facts
+from muster.contracts.job.field_types import compression_facts
 from muster.contracts.messages.rank import EpochDone
-from muster.contracts.messages.storage import OpenCheckpoints
 from muster.contracts.settings.environ import RankSettings
 from muster.contracts.settings.paths import checkpoints_of_job
 from muster.runtime.fingerprint import Fingerprint
-from muster.runtime.storage_client import Checkpoints, open_checkpoints
+from muster.runtime.storage_client import Checkpoints, open_checkpoints, session_of
 from muster.training.groups.state_sync import Arrays, Committed, Replica
 from muster.training.schedule import Schedule
 
@@ -209,23 +208,12 @@ class Checkpointer:
         if self._checkpoints is None or generation != self._generation:
             self.close()
             self._generation = generation
-            earlier = ResumeFrom.parse(self._settings.resume_from or "")
-            self._checkpoints = open_checkpoints(
-                self._settings,
-                OpenCheckpoints(
-                    location=self._place_of(self._settings.job_id),
-                    inherited=self._place_of(earlier.job) if earlier.job else None,
-                    inherited_step=earlier.step,
-                    job_id=self._settings.job_id,
-                    job_uid=self._settings.job_uid,
-                    rank=0,
-                    world_size=world_size,
-                    any_world_size=True,
-                    generation=generation,
-                    keep_last=self._settings.keep_last,
-                ),
-                self._warn,
+            of_rank = session_of(self._settings, self._place_of)
+            of_all = {"rank": 0, "world_size": world_size, "any_world_size": True}
+            session = msgspec.structs.replace(
+                of_rank, **of_all, generation=generation, restore_from=None
             )
+            self._checkpoints = open_checkpoints(self._settings, session, self._warn)
         return self._checkpoints
 
     def _compression(self) -> dict[str, str | int]:
