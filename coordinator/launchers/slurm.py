@@ -93,34 +93,29 @@ class Slurm:
     async def _run(self, words: Sequence[str], content: bytes = b"") -> tuple[int, str, str]:
         """Return the exit code and the output of a command. Raises `SchedulerUnavailable`."""
         async with self._running:
-            return await self._run_now(words, content)
-
-    async def _run_now(self, words: Sequence[str], content: bytes) -> tuple[int, str, str]:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *words,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-                env=self._environ,
-                cwd="/",
-                start_new_session=True,  # Ctrl-C is for the coordinator
-            )
-        except OSError as error:
-            raise SchedulerUnavailable(f"{words[0]}: {error}") from error
-        try:
-            async with asyncio.timeout(COMMAND_SECONDS):
-                output, errors = await process.communicate(content)
-        except TimeoutError as error:
-            raise SchedulerUnavailable(f"{words[0]} takes over {COMMAND_SECONDS:g} s") from error
-        finally:
-            if process.returncode is None:
-                process.kill()
-        return (
-            process.returncode or 0,
-            output.decode(errors="replace"),
-            errors.decode(errors="replace"),
-        )
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *words,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=asyncio.subprocess.PIPE,
+                    env=self._environ,
+                    cwd="/",
+                    start_new_session=True,  # Ctrl-C is for the coordinator
+                )
+            except OSError as error:
+                raise SchedulerUnavailable(f"{words[0]}: {error}") from error
+            try:
+                async with asyncio.timeout(COMMAND_SECONDS):
+                    outputs = await process.communicate(content)
+            except TimeoutError as error:
+                why = f"{words[0]} takes over {COMMAND_SECONDS:g} s"
+                raise SchedulerUnavailable(why) from error
+            finally:
+                if process.returncode is None:
+                    process.kill()
+        output, errors = (each.decode(errors="replace") for each in outputs)
+        return process.returncode or 0, output, errors
 
 
 def parse_jobs(output: str) -> dict[str, SchedulerJob]:
