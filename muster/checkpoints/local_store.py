@@ -138,8 +138,9 @@ class LocalStore:
             ensure_directory(self._files, self._directory)
             if generation is None:
                 # A power cut may have removed the fence of a checkpoint.
-                newest = (name.generation for name in self.names())
-                self._generation = max([self._newest_fence(), *newest]) + 1
+                saved = (name.generation for name in self.names())
+                fences = (fence.generation for fence in self._fences())
+                self._generation = max([-1, *saved, *fences]) + 1
             self._refuse_if_stale(has_claimed=False)
             self._put_up_fence()  # also removes our own hidden directories after a failed commit
             self._recyclable, self._hidden, self._ready = set(), [], []
@@ -240,10 +241,6 @@ class LocalStore:
                 with suppress(FileNotFoundError):
                     self._files.rename(path, gone)
             self._remove(gone)
-
-    def _newest_fence(self) -> int:
-        """Return the newest generation of this job's fences; -1 if there is none."""
-        return max([-1, *(fence.generation for fence in self._fences())])
 
     def _refuse_if_stale(self, *, has_claimed: bool = True) -> None:
         """Raise `StaleGeneration` if a newer claim has put up its fence, and removed ours."""
