@@ -176,11 +176,9 @@ async def get_logs(
     accepted = request.headers.get("accept", "")
     views = [line_view(line) for line in found.lines]
     if PLAIN in accepted:
-        prefixes = (f"[rank {view.rank}] " if part.rank is None else "" for view in views)
-        text = "".join(
-            f"{prefix}{view.line}\n" for prefix, view in zip(prefixes, views, strict=True)
-        )
-        content, media_type = text.encode(), f"{PLAIN}; charset=utf-8"
+        form = "[rank {0.rank}] {0.line}\n" if part.rank is None else "{0.line}\n"
+        content = "".join(map(form.format, views)).encode()
+        media_type = f"{PLAIN}; charset=utf-8"
     elif NDJSON in accepted:
         content, media_type = msgspec.json.Encoder().encode_lines(views), NDJSON
     else:
