@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Lock, Thread
@@ -140,10 +141,7 @@ class S3Source:
 
     def _fetch(self, shard_idx: int, *, wait: bool = True) -> None:
         shard = self.shards[shard_idx]
-
-        def fill(file: int) -> None:
-            self._download(shard, file)
-
+        fill = partial(self._download, shard)
         self._cache.fetch(self._keys[shard_idx], shard.size_bytes, fill, wait=wait)
 
     def _download(self, shard: Shard, file: int) -> None:
