@@ -31,6 +31,9 @@ RETRY_SECONDS: Final = 10.0
 ATTACHED_SECONDS: Final = 60.0
 """How long a command that watches a job repeats a question."""
 
+LEADER_SECONDS: Final = 30.0
+"""For nodes that were started a moment ago, on a busy machine: the election, and the API."""
+
 _COMPLETION_SECONDS: Final = 1.0
 _COMPLETION_JOBS: Final = 50
 
@@ -60,8 +63,10 @@ def connected(retry_seconds: float = RETRY_SECONDS) -> Iterator[Client]:
             except Busy:  # of a node that was started a moment ago, and waits for a leader
                 if up:
                     raise
-                deadline = client.connection.monotonic() + RETRY_SECONDS
-                client.connection.ask("GET", "/livez", deadline=deadline)
+                client.connection.retry_seconds = LEADER_SECONDS
+                with notice_if_slow(f"waiting for a node that leads, at {client.url} …"):
+                    client.connection.ask("GET", "/livez")
+                client.connection.retry_seconds = retry_seconds
         client.connection.warn = say
         yield client
 

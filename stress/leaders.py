@@ -21,7 +21,7 @@ from tests.support.hosts import Host, hosts
 from tests.support.installation import await_value, is_over
 from tests.support.nodes import Cluster, nodes
 
-STEP_SECONDS: Final = 0.1
+STEP_SECONDS: Final = 0.25
 SECONDS_EACH: Final = 45.0
 """Of training for one loss; more than it takes, or the training is over too early."""
 STEPS_OF_EPOCH: Final = 8
