@@ -44,8 +44,7 @@ from muster.contracts.job.status import JobId
 from muster.contracts.location import (
     InvalidLocation,
     expand_home,
-    moved,
-    moved_fields,
+    moved_job,
     parse_location,
 )
 from muster.contracts.relay import RelayedClient
@@ -67,8 +66,6 @@ SUFFIX_DIGITS: Final = 10
 """Of the random part of an id, in hexadecimal. Of 500 jobs in a second two get the same id in one
 of 9 million cases; the second one is refused."""
 
-
-_PATH_FIELDS: Final = ("working_dir", "python", "program", "dataset_dir", "checkpoint_dir")
 
 NEEDED: Final = {
     "ssh": "MUSTER_CLUSTER, see docs/cluster.md",
@@ -202,11 +199,7 @@ def at_home(requested: JobRequest, user: User) -> JobRequest:
     """Return a request with the paths of this machine for those below the home of another node."""
     if not (isinstance(user, RelayedClient) and user.home.startswith("/")):
         return requested
-    moves = ((user.home, expand_home("~")),)
-    if requested.command is not None:
-        command = tuple(moved(word, moves) for word in requested.command)
-        requested = replace(requested, command=command)
-    return moved_fields(requested, _PATH_FIELDS, moves)
+    return moved_job(requested, ((user.home, expand_home("~")),))
 
 
 def _resume_point(resolved: ResolvedSpec) -> str | None:

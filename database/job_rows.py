@@ -1,5 +1,6 @@
 """Rows of jobs, inside the transaction of a caller."""
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from datetime import datetime
@@ -11,6 +12,7 @@ from database.errors import JobMissing, JobNotTerminal, JobOver
 from database.records import Event, Job, values_of
 from database.tables import DEPARTURES, EVENTS, JOBS
 from muster.contracts.job.status import OPEN, JobId, JobUid
+from muster.contracts.location import HOME_MARK, expand_home, moved_job
 
 _BATCH: Final = 500  # ids in one statement
 
@@ -91,7 +93,16 @@ def get_job(connection: sa.Connection, job_id: JobId) -> Job:
 
 
 def job_of(row: sa.Row[Any]) -> Job:
-    return Job(**row._asdict())
+    job = Job(**row._asdict())
+    spec = moved_job(job.spec, ((HOME_MARK, expand_home("~")),))
+    return job if spec is job.spec else dataclasses.replace(job, spec=spec)
+
+
+def values_to_store(job: Job, *, is_at_home: bool) -> dict[str, Any]:
+    """Return the values of a new row; in a household paths are those of the node that leads."""
+    if is_at_home:
+        job = dataclasses.replace(job, spec=moved_job(job.spec, ((expand_home("~"), HOME_MARK),)))
+    return values_of(job)
 
 
 def check_deletion(connection: sa.Connection, job_id: JobId, uid: JobUid) -> None:

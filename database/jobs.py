@@ -33,12 +33,14 @@ from database.job_rows import (
     job_of,
     unfinished_jobs,
     update_job,
+    values_to_store,
 )
-from database.records import Clock, Event, Job, RowVersion, utc_now, values_of
+from database.records import Clock, Event, Job, RowVersion, utc_now
 from database.tables import AGENTS, HOSTS, JOBS
 from muster.contracts.job.spec import JobSpec
 from muster.contracts.job.status import OPEN, TERMINAL, JobId, JobStatus, JobUid, StopRequest
 from muster.contracts.leaderboard import SWEEP_LABEL
+from muster.contracts.location import HOME_MARK, expand_home, moved
 from muster.contracts.views.history import FaultView
 
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -142,7 +144,9 @@ class Jobs:
                 answers[key.principal, key.key] = key.request_sha256, job
                 kept.append((key, job))
         if created:
-            connection.execute(_CREATE, [values_of(job) for job in created])
+            is_at_home = self._database.replication is not None
+            values = [values_to_store(job, is_at_home=is_at_home) for job in created]
+            connection.execute(_CREATE, values)
             connection.execute(APPEND_EVENTS, events)
             self._answers.keep_in(connection, kept, now)
         return outcomes
@@ -364,7 +368,8 @@ class Jobs:
         """Return the directories of all jobs, each once."""
         directory = self._database.json(JOBS.c.spec)["checkpoint_dir"].as_string()
         with self._database.reading() as connection:
-            return sorted(filter(None, connection.scalars(sa.select(directory).distinct())))
+            found = filter(None, connection.scalars(sa.select(directory).distinct()))
+            return sorted(moved(each, ((HOME_MARK, expand_home("~")),)) for each in found)
 
     def sweeps(self) -> list[str]:
         """Return the values of the label by which jobs are compared, each once."""

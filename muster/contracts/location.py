@@ -88,6 +88,11 @@ def expand_home(text: str) -> str:
     return expanded
 
 
+HOME_MARK: Final = "~node"
+"""In rows of a household, stands for the home directory of the user of whichever node leads."""
+
+_PATH_FIELDS: Final = ("working_dir", "python", "program", "dataset_dir", "checkpoint_dir")
+
 Content = TypeVar("Content", bound="msgspec.Struct")
 
 Moves: TypeAlias = tuple[tuple[str, str], ...]
@@ -108,6 +113,20 @@ def moved_fields(content: Content, names: Iterable[str], moves: Moves) -> Conten
 
     paths = {name: getattr(content, name, None) for name in names}
     return replace(content, **{name: moved(path, moves) for name, path in paths.items() if path})
+
+
+def moved_job(job: Content, moves: Moves) -> Content:
+    """Return a job, or a request for one, with `moved` paths, also as words of its command."""
+    from msgspec.structs import replace  # noqa: PLC0415  as above
+
+    changed: dict[str, object] = {}
+    for name in _PATH_FIELDS:
+        if (path := getattr(job, name, None)) and (there := moved(path, moves)) != path:
+            changed[name] = there
+    words = getattr(job, "command", None) or ()
+    if any(moved(word, moves) != word for word in words):
+        changed["command"] = tuple(moved(word, moves) for word in words)
+    return replace(job, **changed) if changed else job
 
 
 def save_lead(checkpoint_dir: Location, host_count: int) -> int:

@@ -45,6 +45,8 @@ from database.replication.messages import (
     pack,
 )
 from muster.cluster.members import term_of
+from muster.contracts.job.spec import JobSpec
+from muster.contracts.job.status import JobId
 from muster.contracts.position import Position
 from tests.support.copies import (
     WRITES,
@@ -376,3 +378,15 @@ def test_what_cannot_be_continued_gets_an_image(
             assert await client.receive() == outbox(path)[-1]
 
     asyncio.run(play())
+
+
+def test_paths_are_those_of_the_node_that_leads(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/anna")
+    spec = JobSpec(working_dir="/home/anna/work", command=("/home/anna/run", "/home/annabel"))
+    assert submit(Jobs(database), "a", spec=spec).spec == spec
+    monkeypatch.setenv("HOME", "/home/ben")
+    moved = Jobs(database).get(JobId("a")).spec
+    assert moved.working_dir == "/home/ben/work"
+    assert moved.command == ("/home/ben/run", "/home/annabel")
