@@ -64,6 +64,7 @@ class Training:
             parts += [f"--- {host.name}", *self.cluster.nodes.said(host)[-LINES:]]
             with suppress(AssertionError):
                 parts += self.cluster.muster(host, "events", self.job).splitlines()[-LINES:]
+                parts += self.cluster.muster(host, "show", self.job).splitlines()
         return "\n".join(parts)
 
 
