@@ -132,7 +132,7 @@ class Roster:
                 self._follow(self._heard)
         if node.cluster is not None and (node.leads or node.is_member):
             self._write(node.cluster)
-        role = Role.LEADS if node.leads else Role.STANDBY if node.has_rows else Role.NONE
+        role = Role.LEADS if node.leads else Role.STANDBY if node.is_eligible else Role.NONE
         if role != self._role:
             self._role = role
             self._on_role(role)

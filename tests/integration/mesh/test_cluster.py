@@ -4,6 +4,7 @@ from pathlib import Path
 
 from muster.cluster.members import read_members
 from muster.mesh.founding import Founding
+from muster.mesh.messages import Copy
 from muster.mesh.network import Network
 from muster.mesh.node import Node
 from muster.mesh.roster import Role, Roster
@@ -103,3 +104,9 @@ def test_two_clusters_have_no_part_in_each_other(home: Home, tmp_path: Path) -> 
     assert [each.members() for each in (one, other)] == [
         {each.network.node_id: True} for each in (one, other)
     ]
+
+
+def test_a_machine_with_earlier_jobs_founds_a_cluster(home: Home, tmp_path: Path) -> None:
+    founder = Machine(home, tmp_path, has_mark=True)
+    founder.network.do(lambda: founder.network.say(copy=Copy()))
+    founder.await_role(Role.LEADS)
