@@ -42,18 +42,16 @@ class RowCopy:
     async def run(self) -> None:
         """Follow each node that leads in turn, and say what this one has; until cancelled."""
         self._say(await _position(self._database))
-        has_led = False
         while True:
             await asyncio.sleep(POLL_SECONDS)
+            copy = self._network.hello.copy
             if not self._may_write():
-                has_led = True
-            elif (leader := self._leader()) is not None:
+                continue
+            if (leader := self._leader()) is not None:
                 await self._follow(leader)
-                has_led = False
                 await asyncio.sleep(PAUSE_SECONDS)
-            elif has_led:
+            elif copy is not None and copy.is_live:  # this node has led
                 self._say(await _position(self._database))
-                has_led = False
 
     async def end(self, running: asyncio.Task[None]) -> None:
         """End `run`."""

@@ -110,3 +110,12 @@ def test_a_machine_with_earlier_jobs_founds_a_cluster(home: Home, tmp_path: Path
     founder = Machine(home, tmp_path, has_mark=True)
     founder.network.do(lambda: founder.network.say(copy=Copy()))
     founder.await_role(Role.LEADS)
+
+
+def test_a_follower_has_the_members_but_not_the_epoch(home: Home, tmp_path: Path) -> None:
+    founder, other = formed(home, tmp_path, 2)
+    other.network.do(lambda: other.network.say(copy=Copy(is_live=True)))
+    await_value(lambda: other.members().keys() == founder.members().keys(), other.status)
+    kept = read_members(other.nodes_file)
+    assert kept is not None
+    assert kept.epoch == 0, "rows that its services write late are of its own leadership"
