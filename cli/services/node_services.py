@@ -75,9 +75,12 @@ class NodeServices:
         """
         self._environ = environ
         self._files = files
+        self.has_copies = files is not None
+        """Whether other nodes get the rows."""
         self._rows: Service | None = None
         self._sending: asyncio.Task[int] | None = None
-        self._is_writing = False
+        self.is_writing = False
+        """Whether the services of this node use the database."""
         self._output = output
         self._url = url
         self._pair: ServicePair | None = None
@@ -92,16 +95,6 @@ class NodeServices:
     def port(self) -> int:
         """Where the API listens, while this node leads."""
         return int(self._environ["MUSTER_PORT"])
-
-    @property
-    def has_copies(self) -> bool:
-        """Whether other nodes get the rows."""
-        return self._files is not None
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether the services of this node use the database."""
-        return self._is_writing
 
     def set_role(self, role: Role) -> None:
         """Take what the services are to do; for other threads."""
@@ -163,7 +156,7 @@ class NodeServices:
 
     def _start_rows(self) -> None:
         """Send the rows of the database to other nodes from now on."""
-        self._is_writing = True
+        self.is_writing = True
         if (files := self._files) is not None:
             words = ["lead", str(files.database), str(files.replication_socket), str(files.nodes)]
             command = module_command("database.replication", *words)
@@ -175,7 +168,7 @@ class NodeServices:
         if self._rows is not None and self._sending is not None:
             self._rows.end(signal.SIGTERM)
             await self._sending
-        self._rows, self._is_writing = None, False
+        self._rows, self.is_writing = None, False
 
     async def _announce(self, pair: ServicePair) -> None:
         url = local_url(self._environ)
