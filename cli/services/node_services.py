@@ -81,6 +81,8 @@ class NodeServices:
         self._sending: asyncio.Task[int] | None = None
         self.is_writing = False
         """Whether the services of this node use the database."""
+        self.is_copying = False
+        """Whether another process does, which may put another file in its place."""
         self._output = output
         self._url = url
         self._pair: ServicePair | None = None
@@ -141,10 +143,11 @@ class NodeServices:
             await self._hand_over(pair)
         if role is not Role.NONE and self._pair is None:
             self._pair = ServicePair(self._environ, self._output, is_standby=True)
-        if role is Role.LEADS and self._pair is not None and not self._pair.has_begun:
-            self._pair.start()
+        pair = self._pair
+        if role is Role.LEADS and pair and not (pair.has_begun or self.is_copying):
+            pair.start()
             self._start_rows()
-            self._announcement = asyncio.create_task(self._announce(self._pair))
+            self._announcement = asyncio.create_task(self._announce(pair))
 
     async def _hand_over(self, pair: ServicePair) -> None:
         """End the services; agents and ranks run on."""
