@@ -109,7 +109,12 @@ class RowCopy:
                 newest=(position.epoch, position.number),
                 is_live=position.is_current,
             )
-        self._network.do(lambda: self._network.say(copy=copy))
+
+        def take() -> None:
+            self._part.is_copy_known = True
+            self._network.say(copy=copy)
+
+        self._network.do(take)
 
 
 async def _position(database: Path) -> Position | None:

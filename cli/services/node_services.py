@@ -202,6 +202,7 @@ def take_part(
     `listening` is where people reach the cluster here; `slots` is how many ranks may run.
     """
     part = Node(network, files.election, say, founding=founding, slots=slots)
+    part.is_copy_known = not services.has_copies
     Roster(network, part, files.nodes, services.set_role, has_copies=services.has_copies)
     serve_orders(network, files.root, lambda node: node == part.master)
     ClusterSecrets(network, part, SecretStore(files.secrets))

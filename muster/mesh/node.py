@@ -111,6 +111,8 @@ class Node:
         self.founding = founding
         self.is_member = False
         """Whether the rows of this node are those of its cluster, if it has some."""
+        self.is_copy_known = True
+        """False until it is known which rows this node has: it answers no call until then."""
         self._network = network
         self._file = file
         self._tell = tell
@@ -260,7 +262,7 @@ class Node:
         now = self._wake()
         self._say_clock(now)
         copy = self._network.hello.copy or Copy()
-        self._election.copy = None if copy.is_live else copy.rank
+        self._election.copy = copy.rank if self.is_copy_known and not copy.is_live else None
         self._election.permit(now, may_lead=self.is_eligible and self._is_able())
         self._election.check(now)
         self._found()

@@ -119,3 +119,12 @@ def test_a_follower_has_the_members_but_not_the_epoch(home: Home, tmp_path: Path
     kept = read_members(other.nodes_file)
     assert kept is not None
     assert kept.epoch == 0, "rows that its services write late are of its own leadership"
+
+
+def test_a_node_leads_once_its_rows_are_known(home: Home, tmp_path: Path) -> None:
+    founder = Machine(home, tmp_path, has_mark=True)
+    founder.node.is_copy_known = False
+    await_value(lambda: founder.node.status().state == "campaigning", founder.status)
+    assert founder.roles == [Role.STANDBY]
+    founder.node.is_copy_known = True
+    founder.await_role(Role.LEADS)
