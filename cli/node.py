@@ -100,7 +100,7 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
     own_files = files if settings.database_url is None else None  # a server needs no copies
     services = NodeServices(node_environment(os.environ, files), url, files=own_files)
     part = take_part(network, files, founding, services, listening, settings.slots)
-    copy = RowCopy(network, part, files.database, lambda: not services.is_writing)
+    copy = RowCopy(network, part, files.database, services)
     copying = asyncio.create_task(copy.run() if own_files else asyncio.sleep(0))
     write_record(files, ServiceRecord(url=url, process=this_process(), node_port=network.port))
     name = f"{network.hello.host} is node {network.node_id}"

@@ -86,9 +86,9 @@ class JobTable:
         self.former = ""
         """The id of the node whose coordinator had the lease before us, if it was another one."""
         self.refusals: Mapping[str, str] = {}
+        """By host, why no agent can be started there: a job that waits says so."""
         self.minority: Callable[[], str] = str
         """Returns why only jobs run that two parts of a divided cluster may run; "" if all do."""
-        """By host, why no agent can be started there: a job that waits says so."""
         # Of the members of a group the first one saves.
         own_first = sorted(cluster.nodes, key=lambda node: node.transport != "local")
         self._hosts = {

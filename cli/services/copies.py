@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -13,6 +12,7 @@ from typing import Final
 import msgspec
 
 from cli.output import say
+from cli.services.node_services import NodeServices
 from muster.contracts.position import Position
 from muster.host.processes import module_command
 from muster.mesh.identity import Member
@@ -31,29 +31,27 @@ class RowCopy:
     """Keeps a copy of the database of the node that leads, with a process of its own."""
 
     def __init__(
-        self, network: Network, part: Node, database: Path, may_write: Callable[[], bool]
+        self, network: Network, part: Node, database: Path, services: NodeServices
     ) -> None:
-        """`may_write` tells whether the services of this node have left the database."""
+        """Either the `services` of this node use the database, or a process keeps the copy."""
         self._network = network
         self._part = part
         self._database = database
-        self._may_write = may_write
+        self._services = services
 
     async def run(self) -> None:
         """Follow each node that leads in turn, and say what this one has; until cancelled."""
         self._say(await _position(self._database))
-        has_led = False
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            if not self._may_write():
-                has_led = True
-            elif (leader := self._leader()) is not None:
+            copy = self._network.hello.copy
+            if self._services.is_writing:
+                continue
+            if (leader := self._leader()) is not None:
                 await self._follow(leader)
-                has_led = False
                 await asyncio.sleep(PAUSE_SECONDS)
-            elif has_led:
+            elif copy is not None and copy.is_live:  # this node has led
                 self._say(await _position(self._database))
-                has_led = False
 
     async def end(self, running: asyncio.Task[None]) -> None:
         """End `run`."""
@@ -76,6 +74,7 @@ class RowCopy:
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
             )
+        self._services.is_copying = True
         with closing(ours.dup()) as end:
             follow_rows(self._network, leader.address, ours)
             reading = asyncio.create_task(self._read(process))
@@ -86,6 +85,7 @@ class RowCopy:
                 end.shutdown(socket.SHUT_RDWR)
                 await reading
                 await process.wait()
+                self._services.is_copying = False
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None  # noqa: S101  it is a pipe
@@ -109,7 +109,12 @@ class RowCopy:
                 newest=(position.epoch, position.number),
                 is_live=position.is_current,
             )
-        self._network.do(lambda: self._network.say(copy=copy))
+
+        def take() -> None:
+            self._part.is_copy_known = True
+            self._network.say(copy=copy)
+
+        self._network.do(take)
 
 
 async def _position(database: Path) -> Position | None:

@@ -75,9 +75,14 @@ class NodeServices:
         """
         self._environ = environ
         self._files = files
+        self.has_copies = files is not None
+        """Whether other nodes get the rows."""
         self._rows: Service | None = None
         self._sending: asyncio.Task[int] | None = None
-        self._is_writing = False
+        self.is_writing = False
+        """Whether the services of this node use the database."""
+        self.is_copying = False
+        """Whether another process does, which may put another file in its place."""
         self._output = output
         self._url = url
         self._pair: ServicePair | None = None
@@ -92,16 +97,6 @@ class NodeServices:
     def port(self) -> int:
         """Where the API listens, while this node leads."""
         return int(self._environ["MUSTER_PORT"])
-
-    @property
-    def has_copies(self) -> bool:
-        """Whether other nodes get the rows."""
-        return self._files is not None
-
-    @property
-    def is_writing(self) -> bool:
-        """Whether the services of this node use the database."""
-        return self._is_writing
 
     def set_role(self, role: Role) -> None:
         """Take what the services are to do; for other threads."""
@@ -148,10 +143,11 @@ class NodeServices:
             await self._hand_over(pair)
         if role is not Role.NONE and self._pair is None:
             self._pair = ServicePair(self._environ, self._output, is_standby=True)
-        if role is Role.LEADS and self._pair is not None and not self._pair.has_begun:
-            self._pair.start()
+        pair = self._pair
+        if role is Role.LEADS and pair and not (pair.has_begun or self.is_copying):
+            pair.start()
             self._start_rows()
-            self._announcement = asyncio.create_task(self._announce(self._pair))
+            self._announcement = asyncio.create_task(self._announce(pair))
 
     async def _hand_over(self, pair: ServicePair) -> None:
         """End the services; agents and ranks run on."""
@@ -163,7 +159,7 @@ class NodeServices:
 
     def _start_rows(self) -> None:
         """Send the rows of the database to other nodes from now on."""
-        self._is_writing = True
+        self.is_writing = True
         if (files := self._files) is not None:
             words = ["lead", str(files.database), str(files.replication_socket), str(files.nodes)]
             command = module_command("database.replication", *words)
@@ -175,7 +171,7 @@ class NodeServices:
         if self._rows is not None and self._sending is not None:
             self._rows.end(signal.SIGTERM)
             await self._sending
-        self._rows, self._is_writing = None, False
+        self._rows, self.is_writing = None, False
 
     async def _announce(self, pair: ServicePair) -> None:
         url = local_url(self._environ)
@@ -206,6 +202,7 @@ def take_part(
     `listening` is where people reach the cluster here; `slots` is how many ranks may run.
     """
     part = Node(network, files.election, say, founding=founding, slots=slots)
+    part.is_copy_known = not services.has_copies
     Roster(network, part, files.nodes, services.set_role, has_copies=services.has_copies)
     serve_orders(network, files.root, lambda node: node == part.master)
     ClusterSecrets(network, part, SecretStore(files.secrets))

@@ -159,11 +159,14 @@ class Leader:
                     await writer.drain()
 
     def _rows_from(self, at: Follow) -> list[Row]:
-        """Return the row at which a copy is and those behind it; nothing if it has another one."""
+        """Return the row at which a copy is and those behind it; nothing if one is missing."""
         found = self._database.execute(_ROWS, (at.number, at.image, BATCH_ROWS)).fetchall()
         rows = [Row(number, epoch, bool(majority), done) for number, epoch, majority, done in found]
-        is_same = rows and (rows[0].number, rows[0].epoch) == (at.number, at.epoch)
-        return rows if is_same else []
+        if not rows or (rows[0].number, rows[0].epoch) != (at.number, at.epoch):
+            return []
+        # The newest row with a majority is kept, when those behind it are old and deleted.
+        has_gap = rows[-1].number - at.number >= len(rows)
+        return [] if has_gap else rows
 
     async def _send_image(self, writer: asyncio.StreamWriter) -> None:
         data, image = await asyncio.to_thread(self._read_image)

@@ -46,7 +46,7 @@ class Members(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster_id: str = ""
     epoch: int = 0
-    """Of the election; each leader has a greater one than those that it has heard of."""
+    """When this node led last; each leader has a greater one than those that it has heard of."""
     has_majority: bool = True
     """Whether more than half of the members answer, or half of them with the last leader."""
     leader: str = ""

@@ -314,9 +314,8 @@ def exit_with_parent(environ: Mapping[str, str]) -> None:
     """
     text = environ.get(LIFELINE_FD)
     if text is not None:
-        descriptor, number = int(text), signal.SIGINT
-        if environ.get("MUSTER_NODES"):
-            number = signal.SIGTERM
+        descriptor = int(text)
+        number = signal.SIGTERM if environ.get("MUSTER_NODES") else signal.SIGINT
         os.set_inheritable(descriptor, False)  # noqa: FBT003  the standard library's signature
 
         def interrupt_at_end() -> None:

@@ -1,8 +1,8 @@
-"""Which cluster this node belongs to, and whether it has the rows of that.
+"""Which cluster this node belongs to, and whether it may found one.
 
 One node founds the cluster: that on which the secret was made, or, where all have it from the
-environment, the first that leads. The rows are on that node alone, so no other one leads. Nodes
-that meet it write down to which cluster they belong, and have no part in any other.
+environment, the first that leads. At first the rows are on that node alone, so no other one leads.
+Nodes that meet it write down to which cluster they belong, and have no part in any other.
 """
 
 import uuid

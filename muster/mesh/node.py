@@ -111,6 +111,8 @@ class Node:
         self.founding = founding
         self.is_member = False
         """Whether the rows of this node are those of its cluster, if it has some."""
+        self.is_copy_known = True
+        """False until it is known which rows this node has: it answers no call until then."""
         self._network = network
         self._file = file
         self._tell = tell
@@ -175,13 +177,15 @@ class Node:
         self._network.act()
 
     @property
-    def has_rows(self) -> bool:
+    def is_eligible(self) -> bool:
         """Whether this node may lead once its rows are the newest."""
-        founding, own = self.founding, self._network.node_id
-        if founding is None or self._network.hello.copy is not None:
-            return founding is None or self.is_member
+        founding = self.founding
+        if founding is None:
+            return True
+        if founding.record is not None and self._network.hello.copy is not None:
+            return self.is_member
         alone_seconds = 0 if self._nodes else self._awake_at - self._began_at
-        return founding.may_lead(own, alone_seconds)
+        return founding.may_lead(self._network.node_id, alone_seconds)
 
     @property
     def cluster(self) -> ClusterRecord | None:
@@ -207,7 +211,7 @@ class Node:
             state=election.state,
             master=election.master,
             epoch=election.epoch,
-            may_lead=self.has_rows and self._is_able(),
+            may_lead=self.is_eligible and self._is_able(),
             ring=self.links.ring,
             peers=tuple(map(self._peer_status, peers)),
             links=tuple(self.links.known.values()),
@@ -258,8 +262,8 @@ class Node:
         now = self._wake()
         self._say_clock(now)
         copy = self._network.hello.copy or Copy()
-        self._election.copy = None if copy.is_live else copy.rank
-        self._election.permit(now, may_lead=self.has_rows and self._is_able())
+        self._election.copy = copy.rank if self.is_copy_known and not copy.is_live else None
+        self._election.permit(now, may_lead=self.is_eligible and self._is_able())
         self._election.check(now)
         self._found()
         due = self._election.take()

@@ -75,8 +75,10 @@ class Roster:
         self._written = kept
         self._said: Roll | None = None
         """By this node, while it leads."""
-        self._heard: Roll | None = None
-        """From the node that leads."""
+        self._heard: tuple[str, Roll] | None = None
+        """With the id of its sender, which counts while that leads."""
+        self._epoch = kept.epoch if kept else 0
+        """Of this node, when it led last: its services may write until they have ended."""
         self._suspect = ""
         """The master that was lost; its link may seem to be open for half a minute."""
         self._leader = kept.leader if kept else ""
@@ -95,8 +97,8 @@ class Roster:
         match message:
             case Hello():
                 self.renew(peer)
-            case Roll() if peer.node_id == self._node.master:
-                self._heard = message
+            case Roll():
+                self._heard = peer.node_id, message
             case _:
                 pass
 
@@ -127,12 +129,13 @@ class Roster:
         else:
             if self._said is not None:
                 self._said = None
-                self._network.say(copy=Copy(is_live=True))  # until the services have ended
+                # Until the services have ended, and the copy has said what it is.
+                self._network.say(copy=Copy(is_live=True) if self._has_copies else None)
             if self._heard is not None and copy is not None and copy.is_live:
-                self._follow(self._heard)
+                self._follow(*self._heard)
         if node.cluster is not None and (node.leads or node.is_member):
             self._write(node.cluster)
-        role = Role.LEADS if node.leads else Role.STANDBY if node.has_rows else Role.NONE
+        role = Role.LEADS if node.leads else Role.STANDBY if node.is_eligible else Role.NONE
         if role != self._role:
             self._role = role
             self._on_role(role)
@@ -160,7 +163,8 @@ class Roster:
         if has_majority := self.has_majority:
             self._leader = network.node_id
         before = network.hello.copy or Copy()
-        newest = term_of(self._node.epoch, network.node_id), LAST
+        self._epoch = self._node.epoch
+        newest = term_of(self._epoch, network.node_id), LAST
         majority = newest if has_majority else before.majority
         if (copy := Copy(majority=majority, newest=newest)) != before:
             network.say(copy=copy)
@@ -171,11 +175,13 @@ class Roster:
             for process_id in network.peers:
                 network.send(process_id, roll)
 
-    def _follow(self, roll: Roll) -> None:
+    def _follow(self, leader: str, roll: Roll) -> None:
         """Have the members that the node that leads has; its rows are here."""
+        if leader != self._node.master:
+            return
         self._node.is_member = True
-        if roll.has_majority and self._node.master:
-            self._leader = self._node.master
+        if roll.has_majority:
+            self._leader = leader
         self._members = {
             said.node_id: self._members.get(said.node_id)
             or msgspec.structs.replace(said, is_linked=False)
@@ -186,7 +192,7 @@ class Roster:
     def _write(self, record: ClusterRecord) -> None:
         members = Members(
             cluster_id=record.cluster_id,
-            epoch=self._node.epoch,
+            epoch=self._epoch,
             has_majority=self.has_majority,
             leader=self._leader,
             has_copies=self._has_copies,

@@ -10,6 +10,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from muster.contracts.errors import AuthenticationFailed, WireError
+from muster.host.peers import short_socket_path
 from muster.links.serving import ServedLink
 from muster.mesh.calls import CONNECT_SECONDS, Address
 from muster.mesh.identity import Claim
@@ -26,7 +27,8 @@ def serve_rows(network: Network, path: Path, leads: Callable[[], bool]) -> None:
 
     async def serve(link: ServedLink, _: Claim, first: Rows) -> None:
         if leads():
-            reader, writer = await asyncio.open_unix_connection(path)
+            with short_socket_path(path) as address:
+                reader, writer = await asyncio.open_unix_connection(address)
             with closing(writer):
                 link.send(encode(first))
                 await pump(link, reader, writer)

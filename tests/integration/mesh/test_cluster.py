@@ -4,6 +4,7 @@ from pathlib import Path
 
 from muster.cluster.members import read_members
 from muster.mesh.founding import Founding
+from muster.mesh.messages import Copy
 from muster.mesh.network import Network
 from muster.mesh.node import Node
 from muster.mesh.roster import Role, Roster
@@ -103,3 +104,27 @@ def test_two_clusters_have_no_part_in_each_other(home: Home, tmp_path: Path) -> 
     assert [each.members() for each in (one, other)] == [
         {each.network.node_id: True} for each in (one, other)
     ]
+
+
+def test_a_machine_with_earlier_jobs_founds_a_cluster(home: Home, tmp_path: Path) -> None:
+    founder = Machine(home, tmp_path, has_mark=True)
+    founder.network.do(lambda: founder.network.say(copy=Copy()))
+    founder.await_role(Role.LEADS)
+
+
+def test_a_follower_has_the_members_but_not_the_epoch(home: Home, tmp_path: Path) -> None:
+    founder, other = formed(home, tmp_path, 2)
+    other.network.do(lambda: other.network.say(copy=Copy(is_live=True)))
+    await_value(lambda: other.members().keys() == founder.members().keys(), other.status)
+    kept = read_members(other.nodes_file)
+    assert kept is not None
+    assert kept.epoch == 0, "rows that its services write late are of its own leadership"
+
+
+def test_a_node_leads_once_its_rows_are_known(home: Home, tmp_path: Path) -> None:
+    founder = Machine(home, tmp_path, has_mark=True)
+    founder.node.is_copy_known = False
+    await_value(lambda: founder.node.status().state == "campaigning", founder.status)
+    assert founder.roles == [Role.STANDBY]
+    founder.node.is_copy_known = True
+    founder.await_role(Role.LEADS)

@@ -390,3 +390,19 @@ def test_paths_are_those_of_the_node_that_leads(
     moved = Jobs(database).get(JobId("a")).spec
     assert moved.working_dir == "/home/ben/work"
     assert moved.command == ("/home/ben/run", "/home/annabel")
+
+
+def test_rows_behind_a_gap_are_not_sent(database: Database, path: Path) -> None:
+    del database
+    with closing(connect(path)) as connection, connection:
+        connection.execute("BEGIN")
+        for number in range(2, KEPT_ROWS + 6):
+            store(connection.execute, Row(number, TERM, False, EMPTY))  # noqa: FBT003  of a table
+
+    async def play() -> ToOthers:
+        async with serving(path) as connect_client:
+            client = await connect_client()
+            client.send(at_row(path, 1))  # the newest with a majority
+            return await client.receive()
+
+    assert isinstance(asyncio.run(play()), Image)
