@@ -14,6 +14,7 @@ import msgspec
 
 from muster.checkpoints.local import LocalFileSystem, replace_file
 from muster.contracts.errors import MusterError
+from muster.contracts.settings.paths import DataDir
 from muster.mesh.messages import ClusterRecord
 
 ALONE_SECONDS: Final = 30.0
@@ -67,6 +68,7 @@ class Founding:
         Raises `MusterError` if that has unfinished jobs, and OSError.
         """
         remark, earlier = "", self._earlier
+        until = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
         if earlier is not None:
             if earlier.unfinished:
                 raise MusterError(
@@ -74,11 +76,12 @@ class Founding:
                     f"{earlier.database}: finish or stop them with muster up, then start "
                     "muster node again"
                 )
-            kept = earlier.database.with_name(
-                f"{earlier.database.name}.{datetime.now(UTC):%Y-%m-%dT%H%M%S}"
-            )
+            kept = earlier.database.with_name(f"{earlier.database.name}.{until}")
             earlier.database.rename(kept)
             remark = f"the {earlier.all} jobs that this machine has had are kept in {kept}"
+        secrets = DataDir(self._file.parent).secrets
+        if secrets.exists():  # those of the cluster come in their place
+            secrets.rename(secrets.with_name(f"{secrets.name}.{until}"))
         self._write(record)
         return remark
 

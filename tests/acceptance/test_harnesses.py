@@ -33,7 +33,7 @@ from tests.support.strangers import needs_root
 
 
 def test_a_few_faults_lose_nothing(tmp_path: Path) -> None:
-    report = chaos.run(tmp_path, faults=4, seed=3, minutes=0.25, jobs=2, steps=40)
+    report = chaos.run(tmp_path, faults=8, seed=3, minutes=0.5, jobs=2, steps=60)
     assert not report.faults, report
 
 

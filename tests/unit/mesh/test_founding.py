@@ -67,6 +67,14 @@ def test_an_earlier_database_is_kept_or_binds(tmp_path: Path, unfinished: int) -
         assert [kept.read_text() for kept in tmp_path.glob("muster.db.*")] == ["rows"]
 
 
+def test_earlier_secrets_are_set_aside(tmp_path: Path) -> None:
+    (tmp_path / "secrets").mkdir()
+    (tmp_path / "secrets" / "key").write_text("own")
+    founding(tmp_path).join(RECORD)
+    assert not (tmp_path / "secrets").exists()
+    assert [kept.read_text() for kept in tmp_path.glob("secrets.*/key")] == ["own"]
+
+
 def test_a_damaged_record_stops_the_node(tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text("{")
     with pytest.raises(MusterError, match="muster node leave"):
