@@ -24,7 +24,7 @@ from tests.support.nodes import Cluster, nodes
 STEP_SECONDS: Final = 0.25
 SECONDS_EACH: Final = 45.0
 """Of training for one loss; more than it takes, or the training is over too early."""
-STEPS_OF_EPOCH: Final = 8
+STEPS_OF_EPOCH: Final = 32
 LIMIT_SECONDS: Final = 120.0
 LINES: Final = 40
 MOST_OFF_SECONDS: Final = 30.0
