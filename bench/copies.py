@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from _services import Services, cpu_seconds
+from msgspec.structs import replace
 
 from muster.cluster.members import MemberNode, Members, write_members
 from muster.host.processes import module_command
@@ -30,7 +31,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as elsewhere:
         members = Path(elsewhere, "nodes.json")
         node = MemberNode(node_id="n", name="n", slots=1, cores=1, ram_mb=1, address=None)
-        write_members(members, Members(nodes=(node, node), has_copies=True))
+        away = replace(node, node_id="m", name="m", address=("127.0.0.1", 9), is_linked=False)
+        write_members(members, Members(nodes=(node, away), has_copies=True))
         with Services() as alone, Services(environ={"MUSTER_NODES": str(members)}) as leading:
             processes = copying(leading.root, members, Path(elsewhere, "muster.db"))
             try:
