@@ -105,7 +105,9 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
     write_record(files, ServiceRecord(url=url, process=this_process(), node_port=network.port))
     name = f"{network.hello.host} is node {network.node_id}"
     say(f"{name}; see the others with muster mesh, end it with Ctrl-C")
-    await services.run(lambda: not network.is_alive)
+    await services.run(lambda: not network.is_alive or bool(own_files and copying.done()))
+    if own_files and copying.done():
+        copying.result()  # raises: a node without a copy would be counted as one that has it
     if network.is_alive and part.cluster and (not part.leads or has_successor(network)):
         await drain(network, files)
         if part.leads:

@@ -1,5 +1,6 @@
 """The copy of a database that another machine leads, kept by a process of its own."""
 
+import fcntl
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -97,8 +98,11 @@ def follow(path: Path, source: FileIO, target: FileIO, report: Callable[[Positio
 
     Raises as `Follower`, and `WireError` and `MsgspecError` for what is no message.
     """
-    follower, unpacker = Follower(path, target.write, report), Unpacker(ToOthers)
-    with suppress(ConnectionError):  # an end as well
-        while data := source.read(CHUNK_BYTES):
-            follower.take(unpacker.feed(data))
-    follower.report()
+    with path.with_name(f"{path.name}.follow").open("w") as lock:
+        # The process of a node that was killed may still execute what it has.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        follower, unpacker = Follower(path, target.write, report), Unpacker(ToOthers)
+        with suppress(ConnectionError):  # an end as well
+            while data := source.read(CHUNK_BYTES):
+                follower.take(unpacker.feed(data))
+        follower.report()

@@ -86,20 +86,25 @@ class Leader:
         follower, unpacker = _Follower(writer), Unpacker(ToLeader)
         self._followers.add(follower)
         feeding = asyncio.create_task(self._feed(follower))
-        with closing(writer), suppress(OSError, WireError, msgspec.MsgspecError):
-            while data := await reader.read(CHUNK_BYTES):
-                for message in unpacker.feed(data):
-                    match message:
-                        case Wait():
-                            writer.write(pack(Answer(await self._wait(message.number))))
-                        case Follow():
-                            has_same = self._rows_from(message)
-                            follower.at = message if has_same else _NOWHERE
-                            self._mark(follower, follower.at.number)
-                        case _:
-                            self._mark(follower, message.number)
-        self._followers.discard(follower)
-        feeding.cancel()
+        try:
+            with closing(writer), suppress(OSError, WireError, msgspec.MsgspecError):
+                while data := await reader.read(CHUNK_BYTES):
+                    for message in unpacker.feed(data):
+                        await self._take(follower, message)
+        finally:
+            self._followers.discard(follower)
+            feeding.cancel()
+
+    async def _take(self, follower: _Follower, message: ToLeader) -> None:
+        match message:
+            case Wait():
+                answer = Answer(await self._wait(message.number))
+                follower.writer.write(pack(answer))
+            case Follow():
+                follower.at = message if self._rows_from(message) else _NOWHERE
+                self._mark(follower, follower.at.number)
+            case _:
+                self._mark(follower, message.number)
 
     async def poll(self) -> None:
         """Notice rows that no one waits for, until cancelled. Raises `sqlite3.Error`."""

@@ -45,7 +45,8 @@ class Replication:
         self._socket = socket
         self._written = self.newest = Row(0, 0, False, b"")  # noqa: FBT003  as of a table
         """`newest` is durable."""
-        self._has_copies = True
+        self._reign = Members(has_majority=False, has_copies=True)
+        """As read last: a file that cannot be read acknowledges nothing."""
         self._acknowledged = 0
         self._turn = asyncio.Lock()
 
@@ -79,10 +80,9 @@ class Replication:
         self._written = self.newest
         if statements:
             number = connection.scalars(_NUMBER).one() + 1
-            members = read_members(self._members) or Members()
-            self._has_copies = members.has_copies
+            self._reign = read_members(self._members) or self._reign
             done = encode(statements)
-            self._written = Row(number, members.term, members.has_majority, done)
+            self._written = Row(number, self._reign.term, self._reign.has_majority, done)
             store(connection.exec_driver_sql, self._written)
 
     def note_commit(self) -> None:
@@ -96,7 +96,7 @@ class Replication:
         """
         async with self._turn:  # the answer to one is that to all who came before
             newest = self.newest
-            if newest.number <= self._acknowledged or not self._has_copies:
+            if newest.number <= self._acknowledged or not self._reign.has_copies:
                 return True
             if not (newest.has_majority and await self._ask(newest.number)):
                 return False

@@ -406,3 +406,10 @@ def test_rows_behind_a_gap_are_not_sent(database: Database, path: Path) -> None:
             return await client.receive()
 
     assert isinstance(asyncio.run(play()), Image)
+
+
+def test_an_unreadable_file_of_members_acknowledges_nothing(path: Path) -> None:
+    path.with_name("nodes.json").write_text("torn")
+    with closing(open_leading(path)) as database:
+        submit(Jobs(database), "a")
+        assert not asyncio.run(database.acknowledge())
