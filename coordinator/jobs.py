@@ -16,7 +16,7 @@ from msgspec.structs import asdict
 
 from coordinator.agents.lifecycle import AgentLifecycle
 from coordinator.decide import actions, placement
-from coordinator.decide.actions import SetStatus
+from coordinator.decide.actions import Interrupted, SetStatus
 from coordinator.decide.events import describe_held
 from coordinator.decide.plan import plan
 from coordinator.decide.state.job import AgentSnapshot, JobSnapshot
@@ -48,6 +48,10 @@ from muster.host.processes import is_running, send_signal
 from muster.runtime.exit_report import find_exit_record
 
 Result = TypeVar("Result")
+
+MINORITY_GRACE_SECONDS: Final = 8.0
+"""For ranks to save once no majority answers: the other part starts them after 30 s of silence, of
+which up to 15 s are over."""
 
 BLIND_READ_SECONDS: Final = 0.5
 """Between reads of a database that cannot tell whether anything has changed."""
@@ -177,9 +181,7 @@ class JobTable:
         self._place_lost(now)
         self._look_for_checkpoints(now)
         if why := self.minority():
-            for job in waiting:
-                if job.snapshot.spec.needs_majority and job.snapshot.message != why:
-                    self._keep_waiting(job, why, now)
+            self._pause_without_majority(why, now)
             waiting = [job for job in waiting if not job.snapshot.spec.needs_majority]
         if not waiting:
             return
@@ -192,6 +194,16 @@ class JobTable:
                 job.decide(plan(job.snapshot, now.monotonic), now)  # one commit, for its agents too
             elif job.snapshot.message != places:
                 self._keep_waiting(job, places, now)
+
+    def _pause_without_majority(self, why: str, now: Moment) -> None:
+        """End, or do not start, the ranks that another part of a divided cluster may start, too."""
+        for job in self.tracked.values():
+            if not job.snapshot.spec.needs_majority or job.snapshot.is_ending:
+                continue
+            if job.is_admitted:
+                job.observe(Interrupted(why=why, grace_seconds=MINORITY_GRACE_SECONDS), now)
+            elif job.snapshot.message != why:
+                self._keep_waiting(job, why, now)
 
     def _keep_waiting(self, job: TrackedJob, why: str, now: Moment) -> None:
         reason = Reason.WAITING_FOR_SLOTS

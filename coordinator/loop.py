@@ -71,10 +71,6 @@ RETRY_SECONDS: Final = 0.5  # between attempts to commit while the database is a
 DATABASE_WAIT_SECONDS: Final = 5.0
 """How long a coordinator that has to end waits for a database that is away."""
 
-MINORITY_GRACE_SECONDS: Final = 8.0
-"""For ranks to save once no majority answers: the other part starts them after 30 s of silence, of
-which up to 15 s are over."""
-
 TICK_SECONDS: Final = 0.5
 STALL_SECONDS: Final = 1.0
 """A tick that is later than this means that the process or its machine stood still."""
@@ -346,20 +342,11 @@ class CoordinatorLoop:
             for job in self._jobs.tracked.values():
                 self._executor.inject_faults(job)
         if not self._is_draining:
-            self._pause_without_majority()
             self._jobs.admit(self._now())
             return
         for job in self._jobs.admitted():
             if not job.snapshot.is_ending:
                 job.observe(Interrupted(), self._now())
-
-    def _pause_without_majority(self) -> None:
-        """End the ranks that another part of a divided cluster may start, too."""
-        if why := self._jobs.minority():
-            for job in self._jobs.admitted():
-                if job.snapshot.spec.needs_majority and not job.snapshot.is_ending:
-                    paused = Interrupted(why=why, grace_seconds=MINORITY_GRACE_SECONDS)
-                    job.observe(paused, self._now())
 
     async def _act(self) -> None:
         """Plan, commit and perform until nothing is due."""

@@ -43,11 +43,6 @@ class Table:
 
     job: TrackedJob
     reads: int = 0
-    why: str = ""
-    """Why ranks that others may run, too, are ended."""
-
-    def minority(self) -> str:
-        return self.why
 
     @property
     def tracked(self) -> dict[JobUid, TrackedJob]:
