@@ -111,7 +111,7 @@ async def _serve(own: Mesh, settings: ServiceSettings, files: DataDir) -> None:
     if network.is_alive and part.cluster and (not part.leads or has_successor(network)):
         await drain(network, files)
         if part.leads:
-            await hand_over(network, part, services)
+            await hand_over(network, part, services, files)
     await services.end()
     await copy.end(copying)
     if network.is_alive and part.master not in (None, network.node_id):

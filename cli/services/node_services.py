@@ -226,11 +226,12 @@ def _target(network: Network, part: Node, own_port: int) -> Target:
     return "no node leads the cluster now: wait some seconds, or see muster mesh"
 
 
-async def hand_over(network: Network, part: Node, services: NodeServices) -> None:
-    """Have another node lead, while agents and ranks run on."""
+async def hand_over(network: Network, part: Node, services: NodeServices, files: DataDir) -> None:
+    """Have another node lead, after `drain`, while the ranks of other machines run on."""
     say("another node takes over the jobs …")
     network.do(part.resign)
     await services.hand_over()
+    await _end_agents(files)  # which our coordinator may have started after the others ended
     until = time.monotonic() + SUCCESSOR_SECONDS
     # Of the thread of the network: there is no event to wait for.
     while (  # noqa: ASYNC110
@@ -247,11 +248,15 @@ def has_successor(network: Network) -> bool:
 
 async def drain(network: Network, files: DataDir) -> None:
     """Have the ranks of this machine go on elsewhere."""
-    import worker.attach  # noqa: PLC0415  slow
-
     say("the ranks of this machine save, and go on elsewhere …")
     network.do(lambda: network.say(is_leaving=True))
     await asyncio.sleep(NOTICE_SECONDS)
+    await _end_agents(files)
+
+
+async def _end_agents(files: DataDir) -> None:
+    import worker.attach  # noqa: PLC0415  slow
+
     left = await asyncio.to_thread(worker.attach.drain, files, DRAIN_SECONDS)
     if left:
         say(f"{left} agents have not ended within {DRAIN_SECONDS:g} s: their ranks run on")
